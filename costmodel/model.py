@@ -1,0 +1,220 @@
+"""The fitted ranker of one operation on one device: features, trees, and the facts of its training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernelcast.costmodel.artifact import read_artifact, write_artifact
+from kernelcast.costmodel.forest import Forest
+from kernelcast.costmodel.prediction import Prediction
+from kernelcast.errors import ArtifactError, InvalidRecordError, ModelError
+from kernelcast.featurizer import FeatureSchema, Featurizer
+from kernelcast.kernels import CandidateTable, Device, Problem, operation_names
+
+if TYPE_CHECKING:
+    from kernelcast.costmodel.estimator import CostModel
+
+_HEADS = ("relative", "level", "error")
+
+#: No prediction claims to be surer than this, in log latency.
+_LEAST_ERROR = 0.005
+
+
+@dataclass(frozen=True, eq=False)
+class ProblemData:
+    """The measured candidates of one problem: what a model is fitted on and judged by.
+
+    Attributes:
+        problem: what was computed.
+        device: where.
+        table: every candidate with a latency.
+        log_latency: natural logarithm of the latency in microseconds, float64 [candidates].
+        error_log: standard error of each, float64 [candidates]; NaN where unknown.
+        failed: candidates that were tried and did not work.
+        workload: the set of problems that this one was taken from.
+
+    Raises:
+        InvalidRecordError: an array does not have one value a candidate, or a latency is not finite.
+    """
+
+    problem: Problem
+    device: Device
+    table: CandidateTable
+    log_latency: np.ndarray
+    error_log: np.ndarray
+    failed: tuple[Any, ...] = ()
+    workload: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("log_latency", "error_log"):
+            if getattr(self, name).shape != (len(self.table),):
+                raise InvalidRecordError(
+                    f"{name} of {self.problem} has the shape {getattr(self, name).shape}; "
+                    f"it must be ({len(self.table)},), one value a candidate."
+                )
+        if not np.isfinite(self.log_latency).all():
+            raise InvalidRecordError(
+                f"{int((~np.isfinite(self.log_latency)).sum())} latencies of {self.problem} are not finite; "
+                "a candidate that failed belongs in `failed`."
+            )
+
+
+@dataclass
+class RankingModel:
+    """A fitted ranker. :meth:`fit` makes one, :meth:`save` and :meth:`load` keep it, :meth:`predict` asks it.
+
+    Attributes:
+        schema: what its features are.
+        facts: the manifest's free part: device, dataset hash, versions, held-out scores, ...
+    """
+
+    schema: FeatureSchema
+    forests: dict[str, Forest]
+    level_mean: float
+    error_mean: float
+    facts: dict[str, Any] = field(default_factory=dict)
+    estimator: CostModel | None = None
+
+    def __post_init__(self) -> None:
+        self._featurizer = Featurizer(self.schema)
+        if not (math.isfinite(self.level_mean) and math.isfinite(self.error_mean)):
+            raise ArtifactError(
+                f"The model's level is {self.level_mean} and its error {self.error_mean}; both must be finite."
+            )
+        for name in _HEADS:
+            if name not in self.forests:
+                raise ArtifactError(f"The model has no head {name!r}.")
+            if self.forests[name].width != len(self._featurizer.names):
+                raise ArtifactError(
+                    f"The model's trees take {self.forests[name].width} features; its schema, as this kernelcast "
+                    f"computes it, has {len(self._featurizer.names)}. Train the model again."
+                )
+
+    @property
+    def operation(self) -> str:
+        """The operation it ranks."""
+        return self.schema.operation
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Names of the features, in the order of the trees."""
+        return self._featurizer.names
+
+    @classmethod
+    def fit(cls, data: Sequence[ProblemData], estimator: CostModel | None = None) -> RankingModel:
+        """Fit on measured problems of one operation.
+
+        Args:
+            data: at least one problem with two candidates.
+            estimator: hyperparameters and seed; the defaults where None. It is copied, not fitted itself.
+
+        Raises:
+            ModelError: nothing to fit on.
+        """
+        from kernelcast.costmodel.estimator import CostModel, clone
+
+        if not data:
+            raise ModelError("There is no measured problem to fit on. Collect or import some.")
+        schema = schema_of(data)
+        X, y, groups = design(data, schema)
+        # A copy: two models fitted with one estimator must not save each other's trees.
+        fitted = (CostModel() if estimator is None else clone(estimator)).fit(X, y, groups=groups)
+        return cls(schema, fitted.forests_, fitted.level_mean_, fitted.error_mean_, estimator=fitted)
+
+    def features(self, problem: Problem, table: CandidateTable, device: Device) -> np.ndarray:
+        """What the trees see: float32 [candidates, features]."""
+        return self._featurizer(problem, table, device)
+
+    def predict(self, problem: Problem, table: CandidateTable, device: Device) -> Prediction:
+        """Predict every candidate of a table.
+
+        Raises:
+            ModelError: the problem is of another operation or lacks a fact that the features need.
+        """
+        features = self._featurizer(problem, table, device)
+        covered = self._featurizer.covers(table)
+        relative = self.forests["relative"].predict(features)
+        level = self.forests["level"].predict(features)
+        # The level is the mean over the candidates that the model knows; others must not shift it.
+        known = covered if covered.any() else np.ones(len(table), dtype=bool)
+        shift = self.level_mean + float(np.mean((level - relative)[known])) if len(table) else 0.0
+        error = np.exp(self.error_mean + self.forests["error"].predict(features))
+        return Prediction(relative + shift, np.maximum(error, _LEAST_ERROR), covered)
+
+    def save(self, folder: Path) -> None:
+        """Write the artifact: the heads in xgboost's JSON and as arrays, and a manifest with their digests.
+
+        Raises:
+            ArtifactError: the folder exists or cannot be written, or ``facts`` hold what is no JSON, such as NaN.
+            ModelError: the model was loaded, so xgboost's own form is not at hand: copy its folder instead.
+        """
+        if self.estimator is None:
+            raise ModelError("A loaded model has no xgboost booster to save; copy its folder instead.")
+        boosters = {name: bytes(self.estimator.boosters_[name].save_raw("json")) for name in _HEADS}
+        manifest = {
+            "operation": self.operation,
+            "schema": self.schema.to_dict(),
+            "schema_hash": self.schema.hash,
+            "feature_names": self.feature_names,
+            "level_mean": self.level_mean,
+            "error_mean": self.error_mean,
+            "facts": self.facts,
+        }
+        write_artifact(folder, manifest, boosters, self.forests)
+
+    @classmethod
+    def load(cls, folder: Path) -> RankingModel:
+        """Read an artifact that :meth:`save` wrote; needs numpy alone.
+
+        Raises:
+            ArtifactError: a file is missing or was changed, or the model was made for other features.
+        """
+        manifest, forests = read_artifact(folder)
+        try:
+            schema = FeatureSchema.from_dict(manifest["schema"])
+            if schema.hash != manifest["schema_hash"]:
+                raise ArtifactError(f"{folder}: the feature schema does not match its hash.")
+            model = cls(
+                schema,
+                forests,
+                float(manifest["level_mean"]),
+                float(manifest["error_mean"]),
+                dict(manifest["facts"]),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ArtifactError(
+                f"{folder}: the manifest is incomplete ({type(error).__name__}: {error})."
+            ) from error
+        if model.operation != manifest.get("operation"):
+            raise ArtifactError(f"{folder}: the manifest and the feature schema name different operations.")
+        if model.feature_names != manifest.get("feature_names"):
+            raise ArtifactError(
+                f"{folder}: the model was fitted on other features than this kernelcast computes. Train it again."
+            )
+        return model
+
+
+def schema_of(data: Sequence[ProblemData]) -> FeatureSchema:
+    """The feature schema of everything that occurs in some data."""
+    return FeatureSchema.infer(
+        [item.problem for item in data],
+        [item.table for item in data],
+        with_work=data[0].problem.operation in operation_names(),
+    )
+
+
+def design(data: Iterable[ProblemData], schema: FeatureSchema) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(features float32 [rows, features], log latency [rows], number of the problem [rows]) of some data."""
+    featurizer = Featurizer(schema)
+    blocks, targets, groups = [], [], []
+    for index, item in enumerate(data):
+        blocks.append(featurizer(item.problem, item.table, item.device))
+        targets.append(item.log_latency)
+        groups.append(np.full(len(item.table), index))
+    return np.concatenate(blocks), np.concatenate(targets), np.concatenate(groups)

@@ -1,0 +1,71 @@
+"""kernelcast forecasts which kernel will be fastest for an operation, a shape and a device, measures only the few
+candidates that the forecast cannot tell apart, and remembers the answer.
+
+>>> import kernelcast as kc
+>>> selection = kc.select("gemm", m=64, n=64, k=4096)      # doctest: +SKIP
+>>> c = kc.matmul(a, b)                                     # doctest: +SKIP
+
+Importing this package imports no other library and touches no GPU; each name below is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kernelcast.api import device, problem, select, warmup
+    from kernelcast.errors import KernelcastError
+    from kernelcast.kernels import Candidate, Device, Problem
+    from kernelcast.runtime import Selection, Selector
+    from kernelcast.runtime.dropins import attention, configure, conv2d, matmul, softmax
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Candidate": "kernelcast.kernels",
+    "Device": "kernelcast.kernels",
+    "KernelcastError": "kernelcast.errors",
+    "Problem": "kernelcast.kernels",
+    "Selection": "kernelcast.runtime",
+    "Selector": "kernelcast.runtime",
+    "attention": "kernelcast.runtime.dropins",
+    "configure": "kernelcast.runtime.dropins",
+    "conv2d": "kernelcast.runtime.dropins",
+    "device": "kernelcast.api",
+    "matmul": "kernelcast.runtime.dropins",
+    "problem": "kernelcast.api",
+    "select": "kernelcast.api",
+    "softmax": "kernelcast.runtime.dropins",
+    "warmup": "kernelcast.api",
+}
+
+__all__ = [
+    "Candidate",
+    "Device",
+    "KernelcastError",
+    "Problem",
+    "Selection",
+    "Selector",
+    "attention",
+    "configure",
+    "conv2d",
+    "device",
+    "matmul",
+    "problem",
+    "select",
+    "softmax",
+    "warmup",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,152 @@
+"""``kernelcast collect``: measure candidates on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kernelcast.cli.common import DefinitionArgument, JsonOption, StoreOption
+
+
+def attach(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("collect")(collect)
+
+
+def collect(
+    operation: Annotated[str | None, typer.Argument(help="An operation; leave out with --problems.")] = None,
+    definition: DefinitionArgument = None,
+    problems: Annotated[
+        Path | None, typer.Option("--problems", help="A file with one problem a line: gemm m=64 n=64 k=4096")
+    ] = None,
+    workload: Annotated[str, typer.Option("--workload", help="A name for this set of problems.")] = "default",
+    subset: Annotated[str, typer.Option("--subset", help="full, or default: each variant's quick subset.")] = "full",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of timing at most.")] = 20,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="Time for one problem's rounds.")] = 10.0,
+    budget: Annotated[
+        str | None, typer.Option("--budget", help="Stop starting problems after this long: 90s, 10m, 2h.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the inputs and the order.")] = 0,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure every legal candidate of some problems on this machine, and keep the measurements.
+
+    What the store holds already is not measured again, so an interrupted run goes on where it was.
+
+    Examples:
+
+      kernelcast collect gemm m=64 n=64 k=4096
+
+      kernelcast collect --problems shapes.txt --workload resnet --budget 10m
+    """
+    from kernelcast.cli.common import console, print_json, resolve_device, resolve_store
+    from kernelcast.datasets.collect import collect as run
+    from kernelcast.datasets.timing import TimingPlan
+    from kernelcast.errors import SettingsError
+
+    if subset not in ("full", "default"):
+        raise SettingsError(f"--subset is {subset!r}; it must be full or default.")
+    hardware = resolve_device(None)
+    wanted = _problems(operation, definition, problems, hardware)
+    folder = resolve_store(store)
+    with progress_bar("collecting") as on_progress:
+        summary = run(
+            wanted,
+            hardware,
+            folder,
+            workload=workload,
+            subset=subset,
+            plan=TimingPlan(rounds=rounds, seconds=seconds, seed=seed),
+            budget_seconds=parse_duration(budget),
+            on_progress=on_progress,
+        )
+    if as_json:
+        print_json({**vars(summary), "outcomes": dict(summary.outcomes), "store": str(folder), "device": hardware.name})
+        return
+    ended = "Done" if summary.complete else "Stopped before the end; the same command goes on from here"
+    outcomes = ", ".join(f"{count} {name}" for name, count in summary.outcomes.most_common()) or "none"
+    console().print(
+        f"{ended}: {summary.problems} problems, {summary.measured} candidates measured ({outcomes}), "
+        f"{summary.known} known already, {summary.seconds:.1f} s. Store: {folder}"
+    )
+
+
+def _problems(operation: str | None, definition: list[str] | None, path: Path | None, hardware: Any) -> list[Any]:
+    from kernelcast.cli.common import parse_problem
+    from kernelcast.errors import InvalidProblemError, KernelcastError
+
+    if (operation is None) == (path is None):
+        raise InvalidProblemError("Give either an operation with its dimensions, or --problems FILE.")
+    if operation is not None:
+        return [parse_problem(operation, definition or [], hardware)]
+    assert path is not None
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            found.append(parse_problem(words[0], words[1:], hardware))
+        except KernelcastError as error:
+            raise InvalidProblemError(f"{path}, line {number}: {error}") from error
+    if not found:
+        raise InvalidProblemError(f"{path} holds no problem. Write one a line, such as: gemm m=64 n=64 k=4096")
+    return found
+
+
+def parse_duration(text: str | None) -> float | None:
+    """``"90s"``, ``"10m"``, ``"2h"`` or plain seconds -> seconds.
+
+    Raises:
+        SettingsError: the text is none of these, or not positive.
+    """
+    from kernelcast.errors import SettingsError
+
+    if text is None:
+        return None
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1.0)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise SettingsError(f"The duration {text!r} is not a positive number with s, m or h behind it, such as 10m.")
+    return seconds
+
+
+class progress_bar:
+    """A bar on standard error that shows how many candidates are done, how long is left, and the problem in hand."""
+
+    def __init__(self, label: str) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        from kernelcast.cli.common import console
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[problem]}"),
+            console=console(stderr=True),
+        )
+        self._task = self._progress.add_task(label, total=None, problem="")
+
+    def __enter__(self) -> Any:
+        self._progress.start()
+        return self._update
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def _update(self, progress: Any) -> None:
+        self._progress.update(
+            self._task,
+            completed=progress.done,
+            total=progress.total,
+            problem="" if progress.problem is None else str(progress.problem)[:60],
+        )

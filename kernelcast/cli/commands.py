@@ -1,0 +1,33 @@
+"""The list of commands: one line each."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import typer
+
+#: Modules of this package. Each has ``attach(app)``, which adds its command or group of commands.
+MODULES = (
+    "doctor",
+    "kernels",
+    "collect",
+    "import_",
+    "data",
+    "train",
+    "evaluate",
+    "select",
+    "report",
+    "models",
+    "demo",
+)
+
+_attached: set[int] = set()
+
+
+def attach(app: typer.Typer) -> None:
+    """Add every command to an application, once."""
+    if id(app) in _attached:
+        return
+    _attached.add(id(app))
+    for name in MODULES:
+        import_module(f"kernelcast.cli.{name}").attach(app)

@@ -1,0 +1,118 @@
+"""What the commands share: options, parsing of problems and devices, and output."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kernelcast.errors import InvalidProblemError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kernelcast.kernels import Device, Problem
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option("--store", help="Folder of measurements. [default: $KERNELCAST_HOME/store]", show_default=False),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", help="Name of a device in the table; this machine's where left out."),
+]
+DefinitionArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME=VALUE]...", help="The problem: m=4096 n=4096 k=11008 dtype=float16"),
+]
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def print_json(data: Any) -> None:
+    """Print JSON on standard output; numbers that JSON lacks (NaN, infinities) become null."""
+    print(json.dumps(_plain(data), indent=2, allow_nan=False))
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON to a file; numbers that JSON lacks become null."""
+    path.write_text(json.dumps(_plain(data), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def split_names(text: str | None) -> list[str] | None:
+    """``"timm,random"`` -> ``["timm", "random"]``; None stays None."""
+    if text is None:
+        return None
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def parse_values(words: Iterable[str]) -> dict[str, int | str | bool]:
+    """``["m=64", "layout=nt", "causal=true"]`` -> typed values.
+
+    Raises:
+        InvalidProblemError: a word is not of the form NAME=VALUE, or a name comes twice.
+    """
+    values: dict[str, int | str | bool] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name or not text:
+            raise InvalidProblemError(f"{word!r} is not of the form NAME=VALUE, such as m=4096.")
+        if name in values:
+            raise InvalidProblemError(f"{name} is given twice.")
+        values[name] = _typed(text)
+    return values
+
+
+def _typed(text: str) -> int | str | bool:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def parse_problem(operation: str, words: Sequence[str], device: Device) -> Problem:
+    """A problem from the words of the command line, for a device: the thread count is filled in on a CPU."""
+    from kernelcast import kernels
+    from kernelcast.kernels.detect import default_threads
+
+    values = parse_values(words)
+    if device.kind == "cpu" and "threads" not in values:
+        values["threads"] = default_threads()
+    return kernels.problem(operation, **values)
+
+
+def resolve_device(name: str | None) -> Device:
+    """The device of that name in the table, or this machine's own."""
+    from kernelcast.kernels.detect import detect
+    from kernelcast.kernels.devices import device
+
+    return detect() if name is None else device(name)
+
+
+def resolve_store(path: Path | None) -> Path:
+    """The store's folder: the one given, or the home's."""
+    from kernelcast import settings
+
+    return settings.store_dir() if path is None else path

@@ -1,0 +1,215 @@
+"""``kernelcast data``: look after the store of measurements."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kernelcast.cli.common import JsonOption, StoreOption, console, print_json, resolve_store, split_names
+
+if TYPE_CHECKING:
+    from kernelcast.datasets.query import Conditions
+    from kernelcast.datasets.store import RewriteResult
+
+OperationOption = Annotated[str | None, typer.Option("--operation", help="Records of this operation.")]
+RecordedDeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", help="Records of this device: its name or fingerprint."),
+]
+WorkloadsOption = Annotated[
+    str | None, typer.Option("--workload", help="Records of these workloads: A,B,...")
+]
+OutcomeOption = Annotated[
+    str | None, typer.Option("--outcome", help="Records with this outcome: ok, crash, ...")
+]
+SourceOption = Annotated[
+    str | None, typer.Option("--source", help="Records of this source, as the summary names it.")
+]
+
+
+def attach(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(help="Look after the store of measurements.", no_args_is_help=True)
+    for function in (summary, check, export, merge, prune, compact):
+        group.command(function.__name__)(function)
+    app.add_typer(group, name="data")
+
+
+def summary(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Count what the store holds.
+
+    Example: kernelcast data summary --json
+    """
+    from kernelcast.datasets.store import Store
+
+    found = Store(resolve_store(store)).summary()
+    if as_json:
+        print_json(found)
+        return
+    _print_summary(found)
+
+
+def _print_summary(found: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    candidates = found["candidates_per_problem"]
+    print(
+        f"{found['store']}: {found['records']:,} records with {found['samples']:,} samples of {found['problems']:,} "
+        f"problems, {found['size_bytes'] / 2**20:.1f} MiB in {_count(found['segments'], 'segment')} and "
+        f"{_count(found['journals'], 'journal')}; {candidates['min']} to {candidates['max']} candidates per problem and device, median "
+        f"{candidates['median']:g}."
+    )
+    table = Table(box=None)
+    for title in ("operation", "device", "workload", "source", "outcomes"):
+        # Fold: a name that is cut short cannot be copied into the next command.
+        table.add_column(title, overflow="fold")
+    for title in ("problems", "records", "samples"):
+        table.add_column(title, justify="right")
+    for group in found["groups"]:
+        outcomes = ", ".join(f"{name} {count:,}" for name, count in group["outcomes"].items())
+        figures = (f"{group[title]:,}" for title in ("problems", "records", "samples"))
+        names = (group[title] for title in ("operation", "device", "workload", "source"))
+        table.add_row(*names, outcomes, *figures)
+    console().print(table)
+
+
+def check(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Read every record and say what is broken. Exit status 1 if anything is.
+
+    Example: kernelcast data check
+    """
+    from kernelcast.datasets.store import Store
+
+    root = resolve_store(store)
+    faults = Store(root).check()
+    if as_json:
+        print_json({"store": str(root), "faults": faults})
+    elif faults:
+        for fault in faults:
+            print(fault)
+    else:
+        print(f"{root}: no faults.")
+    if faults:
+        raise typer.Exit(1)
+
+
+def export(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A .parquet or a .csv file.")],
+    store: StoreOption = None,
+    operation: OperationOption = None,
+    device: RecordedDeviceOption = None,
+    workload: WorkloadsOption = None,
+    outcome: OutcomeOption = None,
+    source: SourceOption = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write records to one file for other tools.
+
+    Example: kernelcast data export gemm.parquet --operation gemm --outcome ok
+    """
+    from kernelcast.datasets.store import Store
+
+    conditions = _conditions(operation, device, workload, outcome, source)
+    count = Store(resolve_store(store)).export(path, overwrite=overwrite, **conditions)
+    print(f"{path}: {count:,} records.")
+
+
+def merge(
+    other: Annotated[Path, typer.Argument(metavar="FOLDER", help="Another store; it stays as it is.")],
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add the records and devices of another store to this one.
+
+    Example: kernelcast data merge /mnt/worker-3/store
+    """
+    from kernelcast.datasets.store import Store
+
+    result = Store(resolve_store(store)).merge(other)
+    if as_json:
+        print_json(asdict(result))
+    else:
+        print(f"{result.added:,} records new, {result.known:,} known.")
+
+
+def prune(
+    store: StoreOption = None,
+    operation: OperationOption = None,
+    device: RecordedDeviceOption = None,
+    workload: WorkloadsOption = None,
+    outcome: OutcomeOption = None,
+    source: SourceOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would go.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete the records that meet every condition given.
+
+    Example: kernelcast data prune --operation gemm --outcome crash --dry-run
+    """
+    from kernelcast.datasets.store import Store
+
+    target = Store(resolve_store(store))
+    conditions = _conditions(operation, device, workload, outcome, source)
+    if dry_run:
+        count = target.table(["id"], **conditions).num_rows
+        if as_json:
+            print_json({"removed": 0, "matching": count})
+        else:
+            print(f"{count:,} records meet the conditions. Nothing was deleted.")
+        return
+    _print_rewrite(target.prune(**conditions), as_json)
+
+
+def compact(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Turn all segments and finished journals into one segment, which reads faster.
+
+    Example: kernelcast data compact
+    """
+    from kernelcast.datasets.store import Store
+
+    _print_rewrite(Store(resolve_store(store)).compact(), as_json)
+
+
+def _print_rewrite(result: RewriteResult, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(result))
+        return
+    left = (
+        f"; {_count(result.journals_in_use, 'journal')} in use left alone" if result.journals_in_use else ""
+    )
+    print(
+        f"{_count(result.removed, 'record')} deleted, {_count(result.records, 'record')} kept, from "
+        f"{_count(result.segments, 'segment')} and {_count(result.journals, 'journal')}{left}."
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _conditions(
+    operation: str | None, device: str | None, workload: str | None, outcome: str | None, source: str | None
+) -> Conditions:
+    return {
+        "operation": operation,
+        "device": _recorded_name(device),
+        "workloads": split_names(workload),
+        "outcome": outcome,
+        "source": source,
+    }
+
+
+def _recorded_name(device: str | None) -> str | None:
+    """The name under which records hold a device: an alias's own name; what is not in the table stays as it is."""
+    from kernelcast.errors import UnknownNameError
+    from kernelcast.kernels.devices import device as known_device
+
+    if device is None:
+        return None
+    try:
+        return known_device(device).name
+    except UnknownNameError:
+        return device

@@ -1,0 +1,83 @@
+"""``kernelcast import``: measurements that other tools made. One command an importer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from kernelcast.cli.common import JsonOption, StoreOption, console, print_json, resolve_device, resolve_store
+from kernelcast.datasets.importing import Importer, ImportSummary, OnProgress, import_files, importers
+
+
+def attach(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(help="Import measurements that other tools made.", no_args_is_help=True)
+    for importer in importers().values():
+        _add(group, importer)
+    app.add_typer(group, name="import")
+
+
+def _add(group: typer.Typer, importer: Importer) -> None:
+    help_text = (
+        f"{importer.doc}\n\nAll files are read before anything is kept: a broken one leaves the store as it was. "
+        "Importing the same file again changes nothing.\n\n"
+        f"Example: kernelcast import {importer.name} {importer.example}"
+    )
+
+    @group.command(importer.name, help=help_text, no_args_is_help=True)
+    def run(
+        files: Annotated[list[str], typer.Argument(metavar="FILE...", help="A path, or FILE.zip:MEMBER.")],
+        device: Annotated[
+            str, typer.Option("--device", help="The device in the table that they were measured on.")
+        ],
+        workload: Annotated[str, typer.Option("--workload", help="A name for this set of problems.")],
+        store: StoreOption = None,
+        as_json: JsonOption = False,
+    ) -> None:
+        target = resolve_store(store)
+        with _progress(f"Importing {importer.name}") as report:
+            summary = import_files(
+                importer.name,
+                files,
+                device=resolve_device(device),
+                workload=workload,
+                store=target,
+                on_progress=report,
+            )
+        if as_json:
+            print_json({"store": str(target), **vars(summary)})
+        else:
+            print(_sentence(summary))
+
+
+def _sentence(summary: ImportSummary) -> str:
+    files = "1 file" if summary.files == 1 else f"{summary.files} files"
+    dropped = f", {summary.dropped:,} failed repeats left out" if summary.dropped else ""
+    return (
+        f"{files}: {summary.rows:,} rows, {summary.problems:,} problems, {summary.added:,} records new, "
+        f"{summary.known:,} known{dropped}; {summary.seconds:.1f} s."
+    )
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[OnProgress]:
+    """A progress bar on standard error, where that is a terminal."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(
+        TextColumn(title),
+        BarColumn(),
+        DownloadColumn(),
+        TimeElapsedColumn(),
+        console=console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task(title, total=None)
+
+        def report(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield report

@@ -1,0 +1,85 @@
+"""``kernelcast select``: the ranking, or a verified selection, for one problem."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from kernelcast.cli.common import DefinitionArgument, DeviceOption, JsonOption
+
+
+def attach(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("select")(select)
+
+
+def select(
+    operation: Annotated[str, typer.Argument(help="An operation, such as gemm.")],
+    definition: DefinitionArgument = None,
+    device: DeviceOption = None,
+    mode: Annotated[
+        str | None, typer.Option("--mode", help="off, cached, predict, verify or tune. [default: $KERNELCAST_MODE or verify]")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many of the ranking to print.")] = 10,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many candidates a verification measures.")] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Rank the candidates of a problem, verify the first few where the device is here, and select.
+
+    For another device than this machine's it ranks by that device's model alone.
+
+    Examples:
+
+      kernelcast select gemm m=64 n=64 k=4096
+
+      kernelcast select gemm m=4096 n=4096 k=11008 dtype=float16 --device a100-sxm4-80gb
+    """
+    from kernelcast.cli.common import parse_problem, print_json, resolve_device
+    from kernelcast.runtime import Selector
+
+    hardware = resolve_device(device)
+    problem = parse_problem(operation, definition or [], hardware)
+    selector = Selector(hardware, mode=mode, top_k=top_k)
+    selection = selector.select(problem)
+    ranking = selector.rank(problem)
+    latency_us = ranking.prediction.latency_us
+    rows: list[dict[str, Any]] = [
+        {
+            "rank": place + 1,
+            "candidate": str(ranking.table[row]),
+            "predicted_us": float(latency_us[row]) if ranking.prediction.covered[row] else None,
+            "error_log": float(ranking.prediction.error_log[row]),
+        }
+        for place, row in enumerate(ranking.order()[:top].tolist())
+    ]
+    if as_json:
+        print_json({"selection": selection.to_dict(), "ranking": rows, "ranked_by": ranking.source})
+        return
+    _print(selection, rows, ranking, selector)
+
+
+def _print(selection: Any, rows: list[dict[str, Any]], ranking: Any, selector: Any) -> None:
+    from rich.table import Table
+
+    from kernelcast.cli.common import console
+
+    out = console()
+    by = f"model {ranking.model_version}" if ranking.source == "predicted" else "the roofline (no model)"
+    table = Table("rank", "candidate", "predicted us", "+-", title=f"{selection.problem} on {selection.device}, by {by}")
+    for row in rows:
+        predicted = row["predicted_us"]
+        table.add_row(
+            str(row["rank"]),
+            row["candidate"],
+            "not covered" if predicted is None else f"{predicted:,.1f}",
+            "" if predicted is None else f"{row['error_log']:.0%}",
+        )
+    out.print(table)
+    out.print(f"{len(ranking.table)} legal candidates.")
+    out.print(f"Selected: [bold]{selection.candidate}[/bold] ({selection.source}). {selection.reason}")
+    if selection.measured_us == selection.measured_us:
+        out.print(
+            f"Measured {selection.measured_us:,.1f} us; the default {selection.default_us:,.1f} us: "
+            f"{selection.speedup:.2f}x, from {selection.measured} measured."
+        )

@@ -1,0 +1,132 @@
+"""``kernelcast train``: from measurements to a judged, registered and tracked model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kernelcast.cli.common import (
+    DeviceOption,
+    JsonOption,
+    StoreOption,
+    console,
+    print_json,
+    resolve_device,
+    resolve_store,
+    split_names,
+)
+from kernelcast.errors import ModelError
+
+if TYPE_CHECKING:
+    from kernelcast.training.train import OnProgress, TrainResult
+
+
+def attach(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("train")(train)
+
+
+def train(
+    operation: Annotated[str, typer.Option("--op", help="Operation, such as gemm.")],
+    device: DeviceOption = None,
+    train_workloads: Annotated[
+        str | None,
+        typer.Option("--train-workloads", help="Workloads to train on, by commas; all if left out."),
+    ] = None,
+    holdout: Annotated[
+        float, typer.Option("--holdout", help="Share of the shapes to hold out, for the scores.")
+    ] = 0.2,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the trees.")] = 0,
+    track: Annotated[bool, typer.Option("--track/--no-track", help="Write an MLflow run.")] = True,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a model on measurements, judge it on held-out shapes, and promote it if it is better than what stands.
+
+    Example:
+
+      kernelcast train --op gemm --device a100-sxm4-80gb --train-workloads timm,random
+    """
+    from kernelcast import settings
+    from kernelcast.datasets.store import Store
+    from kernelcast.training.data import read_problems
+    from kernelcast.training.train import train as train_model
+
+    found = read_problems(
+        Store(resolve_store(store)),
+        operation,
+        device=device or resolve_device(None),
+        workloads=split_names(train_workloads),
+    )
+    if not found.problems:
+        raise ModelError(
+            f"None of the {found.left_out} measured problems has two candidates that worked, so there is nothing to "
+            "compare. Collect more."
+        )
+    with _progress() as on_progress:
+        result = train_model(
+            found.problems,
+            device=found.problems[0].device,
+            seed=seed,
+            holdout=holdout,
+            models_dir=settings.models_dir(),
+            tracking=track,
+            on_progress=on_progress,
+        )
+    if as_json:
+        print_json(
+            {
+                "model_dir": str(result.model_dir),
+                "run_id": result.run_id,
+                "problems": len(found.problems),
+                "left_out": found.left_out,
+                "held_out": result.scores,
+                "promoted": result.promoted,
+                "reason": result.reason,
+                "tracking_warning": result.tracking_warning,
+            }
+        )
+    else:
+        _show(result, len(found.problems), found.left_out)
+
+
+def _show(result: TrainResult, problems: int, left_out: int) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    out = console()
+    out.print(
+        f"Trained on {problems} problems; the model lies in {escape(str(result.model_dir))}", soft_wrap=True
+    )
+    if left_out:
+        out.print(f"{left_out} problems with fewer than two working candidates are left out.")
+    if result.scores:
+        scores = result.scores
+        ks = list(scores["rankers"]["model"]["with_default"])
+        table = Table(
+            "ranking",
+            *(f"@{k}" for k in ks),
+            title=f"Efficiency with the default among the k, on {scores['problems']} problems ({scores['how']})",
+            title_justify="left",
+        )
+        for name, kinds in scores["rankers"].items():
+            table.add_row(name.replace("_", " "), *(f"{kinds['with_default'][k]['geomean']:.4f}" for k in ks))
+        out.print(table)
+    verdict = "[green]Promoted.[/green]" if result.promoted else "[yellow]Not promoted.[/yellow]"
+    out.print(f"{verdict} {escape(result.reason)}", soft_wrap=True)
+    if result.run_id:
+        out.print(f"Tracked as MLflow run {result.run_id}.")
+
+
+@contextmanager
+def _progress() -> Iterator[OnProgress]:
+    """A progress bar on standard error, gone at the end; nothing where that is not a terminal."""
+    from rich.progress import Progress
+
+    errors = console(stderr=True)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task("Reading", total=1.0)
+        yield lambda stage, share: bar.update(task, description=stage.capitalize(), completed=share)

@@ -1,0 +1,74 @@
+"""Settings: one place, one prefix.
+
+======================  =====================================================================  ================
+variable                meaning                                                                default
+======================  =====================================================================  ================
+``KERNELCAST_HOME``     folder of the store, the models, the cache and the tracking database   ``~/.kernelcast``
+``KERNELCAST_MODE``     ``off``, ``cached``, ``predict``, ``verify`` or ``tune``               ``verify``
+``KERNELCAST_DISABLE``  ``1`` makes every drop-in operation torch's own (the kill switch)      ``0``
+======================  =====================================================================  ================
+
+A leaf module: it imports nothing of kernelcast but the errors. The environment is read at each call, so that a test or
+a launcher may change it after the import.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kernelcast.errors import SettingsError
+
+MODES = ("off", "cached", "predict", "verify", "tune")
+
+
+def home() -> Path:
+    """The folder under which kernelcast keeps everything it writes. It need not exist yet.
+
+    Raises:
+        SettingsError: ``KERNELCAST_HOME`` is not set (or begins with ``~``), and the user has no home directory.
+    """
+    try:
+        return Path(os.environ.get("KERNELCAST_HOME") or "~/.kernelcast").expanduser()
+    except RuntimeError as error:
+        raise SettingsError(f"{error} Set KERNELCAST_HOME to a folder that can be written.") from error
+
+
+def store_dir() -> Path:
+    """Measurements."""
+    return home() / "store"
+
+
+def models_dir() -> Path:
+    """Registered model artifacts: ``<device>/<operation>/<version>``."""
+    return home() / "models"
+
+
+def cache_dir() -> Path:
+    """Selections that were made before."""
+    return home() / "cache"
+
+
+def tracking_uri() -> str:
+    """Where MLflow runs go: ``MLFLOW_TRACKING_URI`` if set, else a sqlite file under the home."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow.db'}"
+
+
+def mode() -> str:
+    """The selection mode in force.
+
+    Raises:
+        SettingsError: ``KERNELCAST_MODE`` is none of :data:`MODES`.
+    """
+    value = os.environ.get("KERNELCAST_MODE") or "verify"
+    if value not in MODES:
+        raise SettingsError(f"KERNELCAST_MODE is {value!r}; it must be one of {', '.join(MODES)}.")
+    return value
+
+
+def disabled() -> bool:
+    """Whether the kill switch is on."""
+    value = os.environ.get("KERNELCAST_DISABLE") or "0"
+    if value not in ("0", "1"):
+        raise SettingsError(f"KERNELCAST_DISABLE is {value!r}; it must be 0 or 1.")
+    return value == "1"

@@ -1,0 +1,240 @@
+"""The catalogue: which operations and variants there are, and which candidates are legal."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+import warnings
+from collections.abc import Callable, Collection
+from functools import lru_cache
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from kernelcast.errors import IllegalCandidateError, KernelcastError, UnknownNameError
+from kernelcast.kernels.candidate import Block, Candidate, CandidateTable
+from kernelcast.kernels.device import Device
+from kernelcast.kernels.operation import Operation, Variant
+from kernelcast.kernels.problem import Problem
+from kernelcast.kernels.rule import Refusal
+
+#: Packages that bring operations of their own name a module under this entry-point group.
+ENTRY_POINT_GROUP = "kernelcast.operations"
+
+#: What of each variant's space is listed: every config, or its quick subset.
+SUBSETS = ("full", "default")
+
+_operations: dict[str, Operation] = {}
+_variants: dict[str, dict[str, Variant]] = {}
+_loaded: set[str] = set()
+
+OperationT = TypeVar("OperationT", bound=type[Operation])
+VariantT = TypeVar("VariantT", bound=type[Variant])
+
+
+def register_operation(cls: OperationT) -> OperationT:
+    """Class decorator: add an operation to the catalogue.
+
+    Raises:
+        KernelcastError: another operation has that name.
+    """
+    if cls.name in _operations:
+        raise KernelcastError(f"The operation {cls.name!r} is registered twice; names are unique.")
+    _operations[cls.name] = cls()
+    _variants[cls.name] = {}
+    return cls
+
+
+def register_variant(operation_name: str) -> Callable[[VariantT], VariantT]:
+    """Class decorator: add a variant to an operation.
+
+    Raises:
+        UnknownNameError: no such operation.
+        KernelcastError: the operation has a variant of that name.
+    """
+
+    def register(cls: VariantT) -> VariantT:
+        if operation_name not in _operations:
+            operation(operation_name)
+        known = _variants[operation_name]
+        if cls.name in known:
+            raise KernelcastError(
+                f"The variant {cls.name!r} of {operation_name!r} is registered twice; names are unique."
+            )
+        known[cls.name] = cls()
+        return cls
+
+    return register
+
+
+def operation(name: str) -> Operation:
+    """The operation of that name.
+
+    Raises:
+        UnknownNameError: there is none; the message lists those there are.
+    """
+    # Not `name not in _operations`: another thread may be importing it, with half of its variants registered.
+    if name not in _loaded:
+        _load(name)
+    if name not in _operations:
+        raise UnknownNameError("operation", name, operation_names())
+    return _operations[name]
+
+
+def operation_names() -> list[str]:
+    """The names of all operations, sorted."""
+    for name in _builtin_names():
+        _load(name)
+    _load_entry_points()
+    return sorted(_operations)
+
+
+def variants(operation_name: str) -> dict[str, Variant]:
+    """All variants of an operation by name: the default's first, then by name.
+
+    Raises:
+        UnknownNameError: no such operation.
+    """
+    default = operation(operation_name).default_variant
+    # By name, not as registered: the order of candidates must not depend on the order of imports.
+    return dict(sorted(_variants[operation_name].items(), key=lambda item: (item[0] != default, item[0])))
+
+
+def variant(operation_name: str, name: str) -> Variant:
+    """One variant of an operation.
+
+    Raises:
+        UnknownNameError: no such operation, or no such variant of it.
+    """
+    found = variants(operation_name)
+    if name not in found:
+        raise UnknownNameError(f"variant of {operation_name}", name, found)
+    return found[name]
+
+
+def problem(operation_name: str, **values: Any) -> Problem:
+    """Validate values given by name and build a problem of an operation.
+
+    Raises:
+        UnknownNameError: no such operation.
+        InvalidProblemError: an unknown, missing or impossible value.
+    """
+    return operation(operation_name).schema.problem(**values)
+
+
+def candidates(
+    problem: Problem,
+    device: Device,
+    *,
+    subset: str = "full",
+    backends: Collection[str] | None = None,
+) -> CandidateTable:
+    """Every legal candidate of a problem on a device, the default's variant first.
+
+    Args:
+        problem: what is to be computed.
+        device: where.
+        subset: ``"full"`` or ``"default"`` (each variant's quick subset).
+        backends: keep variants of these backends only.
+
+    Raises:
+        UnknownNameError: no such operation or subset.
+    """
+    _check_subset(subset)
+    blocks: list[Block] = []
+    for found in variants(problem.operation).values():
+        if backends is not None and found.backend not in backends:
+            continue
+        block = found.space(subset)
+        blocks.append(block.take(found.legal(problem, device, block)))
+    return CandidateTable(blocks)
+
+
+def refusals(problem: Problem, device: Device, *, subset: str = "full") -> list[Refusal]:
+    """Every candidate that is not legal, with the first rule that it breaks.
+
+    Raises:
+        UnknownNameError: no such operation or subset.
+    """
+    _check_subset(subset)
+    found: list[Refusal] = []
+    for each in variants(problem.operation).values():
+        found += each.refusals(problem, device, each.space(subset))
+    return found
+
+
+def require_legal(problem: Problem, device: Device, candidate: Candidate) -> Variant:
+    """The candidate's variant.
+
+    Raises:
+        UnknownNameError: no such variant.
+        IllegalCandidateError: it is not in the variant's space, or breaks a rule; the message says which and why.
+    """
+    found = variant(problem.operation, candidate.variant)
+    space = {parameter.name: parameter.values for parameter in found.parameters}
+    config = candidate.parameters
+    if sorted(space) != sorted(config):
+        raise IllegalCandidateError(
+            f"{candidate} does not have the parameters of {found.name}, which are: {', '.join(space) or 'none'}."
+        )
+    for name, value in config.items():
+        if not any(value == allowed and type(value) is type(allowed) for allowed in space[name]):
+            allowed_values = ", ".join(map(str, space[name]))
+            raise IllegalCandidateError(
+                f"{candidate}: {name} is {value!r}; it must be one of {allowed_values}."
+            )
+    block = CandidateTable.of([candidate]).blocks[0]
+    broken = found.refusals(problem, device, block)
+    if broken:
+        raise IllegalCandidateError(f"Not legal for {problem} on {device.name}: {broken[0]}.")
+    return found
+
+
+def _check_subset(subset: str) -> None:
+    if subset not in SUBSETS:
+        raise UnknownNameError("subset", subset, SUBSETS)
+
+
+@lru_cache(maxsize=1)
+def _builtin_names() -> list[str]:
+    ops = importlib.import_module("kernelcast.kernels.ops")
+    return sorted(module.name for module in pkgutil.iter_modules(ops.__path__) if module.ispkg)
+
+
+def _load(name: str) -> None:
+    """Import one operation's folder, or look for the name among other packages' entry points."""
+    if name in _builtin_names():
+        try:
+            importlib.import_module(f"kernelcast.kernels.ops.{name}")
+        except BaseException:
+            _forget_failed()
+            raise
+        _loaded.add(name)
+    elif name not in _operations:
+        _load_entry_points()
+
+
+def _forget_failed() -> None:
+    """Undo what an import that failed half-way has registered, so that the next try fails in the same way."""
+    for name in _builtin_names():
+        package = f"kernelcast.kernels.ops.{name}"
+        if package not in sys.modules:
+            _operations.pop(name, None)
+            _variants.pop(name, None)
+            for module in [found for found in sys.modules if found.startswith(f"{package}.")]:
+                del sys.modules[module]
+
+
+def _load_entry_points() -> None:
+    # The scan takes tens of milliseconds, so it happens once, and never for a built-in operation.
+    if "entry points" in _loaded:
+        return
+    _loaded.add("entry points")
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            entry.load()
+        except Exception as error:  # noqa: BLE001 - another package's fault must not take the catalogue away
+            warnings.warn(
+                f"The operations of {entry.value} cannot be loaded ({type(error).__name__}: {error}).",
+                stacklevel=3,
+            )

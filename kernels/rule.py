@@ -1,0 +1,50 @@
+"""Rules: what makes a candidate legal, each stated once, with its hardware reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernelcast.kernels.candidate import Candidate, Columns
+from kernelcast.kernels.device import Device
+from kernelcast.kernels.problem import Problem
+
+Check = Callable[[Problem, Columns, Device], "np.ndarray | bool"]
+Explain = Callable[[Problem, Columns, Device], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One condition that a legal candidate meets.
+
+    Attributes:
+        name: a short slug.
+        reason: one sentence: why the hardware (or the algorithm) demands it.
+        check: (problem, columns, device) -> True where met: a bool array over the rows, or one bool for all.
+        explain: (problem, columns of one row, device) -> what was seen against what is allowed.
+    """
+
+    name: str
+    reason: str
+    check: Check
+    explain: Explain | None = None
+
+    def met(self, problem: Problem, columns: Columns, device: Device, length: int) -> np.ndarray:
+        """Whether each of ``length`` rows meets the rule."""
+        return np.broadcast_to(np.asarray(self.check(problem, columns, device), dtype=bool), (length,))
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why one candidate is not legal: the first rule that it breaks."""
+
+    candidate: Candidate
+    rule: str
+    reason: str
+    seen: str
+
+    def __str__(self) -> str:
+        seen = f" ({self.seen})" if self.seen else ""
+        return f"{self.candidate}: {self.reason}{seen}"

@@ -1,0 +1,378 @@
+"""Rules that Triton matrix products share, and the resource estimates behind them. Triton itself is not needed here.
+
+Every check is vectorised over the columns ``block_m``, ``block_n``, ``block_k``, ``num_warps`` and ``num_stages`` of
+the candidates of one problem with the dimensions m, n and k. The estimates were fitted to what Triton 3.9 compiles for
+sm80, sm90, sm100, sm120 and gfx942 (``tests/kernels/test_compile.py`` holds them to it).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernelcast.kernels.candidate import Columns
+from kernelcast.kernels.device import Device
+from kernelcast.kernels.problem import Problem
+from kernelcast.kernels.rule import Rule
+
+#: Sides of the smallest tile that a tensor core multiplies.
+MIN_TILE = 16
+#: Threads of a block, on every GPU that Triton compiles for.
+MAX_BLOCK_THREADS = 1024
+#: Accumulators of one thread: 256 spill on every architecture that was compiled for, 128 need not.
+MAX_ACCUMULATORS = 128
+#: Estimated registers of one thread beyond which a kernel is refused. It lies above the 255 that there are: recorded
+#: winners on A100 and H100 spill a little (up to 320 by this estimate); beyond, spills grow to kilobytes a thread.
+MAX_REGISTERS = 320
+#: What 32-bit integers count. The side of the largest tile is kept free below it, as masked lanes count too.
+MAX_INT32 = 2**31 - 1
+LARGEST_BLOCK = 256
+#: Shared memory of gfx950's padded tiles over that of the tiles alone.
+GFX950_PADDING = 1.04
+#: float32 output tiles of up to so many bytes are rearranged at once.
+OUTPUT_BYTES_AT_ONCE = 32768
+#: The fewest bytes that one asynchronous copy moves.
+BYTES_OF_ONE_COPY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One matrix of a product, as a kernel sees it.
+
+    Attributes:
+        name: ``"a"`` or ``"b"``.
+        rows: logical rows.
+        columns: logical columns.
+        transposed: whether it is stored column-major.
+        leading: elements between stored rows.
+        element_bytes: bytes of one element.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    transposed: bool
+    leading: int
+    element_bytes: int
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Elements between rows and between columns."""
+        return (1, self.leading) if self.transposed else (self.leading, 1)
+
+    @property
+    def elements(self) -> int:
+        """Elements from the first to the last, with the sides of the largest block added."""
+        stored_rows = self.columns if self.transposed else self.rows
+        return (stored_rows + LARGEST_BLOCK) * self.leading
+
+    @property
+    def vectorised(self) -> bool:
+        """Whether the compiler may copy several elements at once, which asynchronous copies need.
+
+        An asynchronous copy moves at least 4 bytes. Narrower elements are grouped only where Triton knows addresses
+        and bounds to be multiples of 16, which it learns from the sizes that the launch passes.
+        """
+        adjacent = self.rows if self.transposed else self.columns
+        return self.element_bytes >= BYTES_OF_ONE_COPY or (self.leading % 16 == 0 and adjacent % 16 == 0)
+
+
+def operands(problem: Problem) -> tuple[Operand, Operand]:
+    """A [m, k] and B [k, n] of a problem with the options ``layout``, ``lda`` and ``ldb`` (absent: row-major, dense)."""
+    facts = problem.facts
+    layout = str(facts.get("layout", "nn"))
+    found = []
+    for name, rows, columns, letter in (
+        ("a", problem["m"], problem["k"], layout[0]),
+        ("b", problem["k"], problem["n"], layout[1]),
+    ):
+        transposed = letter == "t"
+        leading = max(int(facts.get(f"ld{name}", 0)), rows if transposed else columns, 1)
+        found.append(Operand(name, rows, columns, transposed, leading, problem.element_bytes))
+    return found[0], found[1]
+
+
+def compute_capability(architecture: str) -> int:
+    """80 of ``"sm80"``, 90 of ``"sm90a"``, 0 of anything that is not NVIDIA's."""
+    match = re.match(r"sm_?(\d+)", architecture)
+    return int(match[1]) if match else 0
+
+
+def input_precision(problem: Problem, architecture: str) -> str:
+    """``tl.dot``'s input precision: TF32 where the problem allows it and the hardware has it.
+
+    AMD's gfx942 alone multiplies float32 inputs at that precision; permission to round is no duty to do so.
+    """
+    has_tf32 = architecture == "gfx942" or not architecture.startswith("gfx")
+    return "tf32" if problem.allow_tf32 and has_tf32 else "ieee"
+
+
+def uses_tensor_cores(problem: Problem, device: Device) -> bool:
+    """Whether products run on matrix units: 16-bit and TF32 inputs; on AMD's data-center chips float32 too."""
+    if device.architecture.startswith("gfx"):
+        return True
+    return problem.dtype != "float32" or input_precision(problem, device.architecture) == "tf32"
+
+
+def reads_operands_from_shared(problem: Problem, columns: Columns, device: Device) -> np.ndarray:
+    """Where warp groups multiply straight from shared memory (``wgmma`` of sm90, ``tcgen05`` of sm100).
+
+    They take tiles of at least 64 rows and a multiple of four warps; other tiles run as on older chips.
+    """
+    capability = compute_capability(device.architecture)
+    available = (90 <= capability < 120) and uses_tensor_cores(problem, device)
+    return available & (columns["block_m"] >= 64) & (columns["num_warps"] >= 4)
+
+
+def pipeline_buffers(problem: Problem, columns: Columns, device: Device) -> np.ndarray:
+    """Copies of an operand's tile that lie in shared memory at once.
+
+    A pipeline of S stages holds S - 1 tiles where the product reads registers (the last stage's tile has been copied
+    out), and S where it reads shared memory, or where copies bypass the registers (gfx950). One stage means no
+    pipeline, and one tile.
+    """
+    stages = columns["num_stages"]
+    if device.architecture.startswith("gfx95"):
+        return stages
+    from_shared = reads_operands_from_shared(problem, columns, device)
+    return np.where(from_shared, stages, np.maximum(stages - 1, 1))
+
+
+def matmul_shared_bytes(
+    problem: Problem, columns: Columns, device: Device, *, output_bytes: int | None = None
+) -> np.ndarray:
+    """Shared memory of one block, in bytes: the buffered tiles of A and B, or the output tile if that is larger.
+
+    The output has the problem's dtype, unless ``output_bytes`` names the bytes of its elements.
+    """
+    a, b = operands(problem)
+    buffers = pipeline_buffers(problem, columns, device).astype(np.float64)
+    a_bytes = columns["block_m"] * columns["block_k"] * float(a.element_bytes)
+    b_bytes = columns["block_k"] * columns["block_n"] * float(b.element_bytes)
+    if device.architecture.startswith("gfx95"):
+        # Rows are padded so that they start in different banks.
+        return GFX950_PADDING * buffers * (a_bytes + b_bytes)
+    # Operands without asynchronous copies are not buffered ahead; tcgen05 keeps two tiles of them all the same.
+    alone = np.minimum(
+        buffers, np.where(_is_blackwell(device) & (buffers == columns["num_stages"]), 2.0, 1.0)
+    )
+    loaded = a_bytes * (buffers if a.vectorised else alone) + b_bytes * (buffers if b.vectorised else alone)
+    if device.architecture.startswith("gfx"):
+        # Unpipelined, the tiles of A and B take turns in one place, and outputs are stored from registers.
+        taking_turns = (columns["num_stages"] == 1) | (not a.vectorised and not b.vectorised)
+        return np.where(taking_turns, np.maximum(a_bytes, b_bytes), loaded)
+    # The output is rearranged into whole rows after the loop; the tile of a single warp in registers, and large tiles
+    # of 4-byte elements in two halves, unless warp groups store rows that are not aligned.
+    output = columns["block_m"] * columns["block_n"] * float(output_bytes or problem.element_bytes)
+    if (output_bytes or problem.element_bytes) == 4:
+        at_once = reads_operands_from_shared(problem, columns, device) & (problem["n"] % 16 != 0)
+        output = np.where(at_once, output, np.minimum(output, np.maximum(output / 2, OUTPUT_BYTES_AT_ONCE)))
+    return np.maximum(loaded, np.where(columns["num_warps"] > 1, output, 0.0))
+
+
+def accumulators_per_thread(columns: Columns, device: Device) -> np.ndarray:
+    """float32 accumulators that one thread holds."""
+    return columns["block_m"] * columns["block_n"] / (max(device.warp_size, 1) * columns["num_warps"])
+
+
+def registers_per_thread(problem: Problem, columns: Columns, device: Device) -> np.ndarray:
+    """Estimated 32-bit registers of one thread: its accumulators and its share of one stage of both operands.
+
+    A fit, not a count: a grouped element takes its own size (half of it where the product reads shared memory, and
+    only addresses are held), one that is loaded alone takes a register and a half with its mask, and without tensor
+    cores each operand is needed by several threads.
+    """
+    threads = max(device.warp_size, 1) * columns["num_warps"]
+    words = accumulators_per_thread(columns, device).astype(np.float64)
+    from_shared = reads_operands_from_shared(problem, columns, device)
+    for operand, side in zip(operands(problem), (columns["block_m"], columns["block_n"]), strict=True):
+        if not uses_tensor_cores(problem, device):
+            weight = np.full(len(side), 2.0)
+        elif operand.vectorised:
+            weight = operand.element_bytes / 4.0 * np.where(from_shared, 0.5, 1.0)
+        else:
+            weight = np.full(len(side), 1.5)
+        words = words + weight * side * columns["block_k"] / threads
+    return words
+
+
+def tiles(problem: Problem, columns: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tiles along m, n and k, the ragged last ones included."""
+    return tuple(  # type: ignore[return-value]
+        -(-problem[name] // columns[f"block_{name}"]) for name in ("m", "n", "k")
+    )
+
+
+def needs_wide_offsets(problem: Problem) -> bool:
+    """Whether a kernel must count elements in 64 bits: A, B or C reaches 2**31 elements."""
+    output = (problem["m"] + LARGEST_BLOCK) * (problem["n"] + LARGEST_BLOCK)
+    return max(output, *(operand.elements for operand in operands(problem))) > MAX_INT32
+
+
+def stages_filled(columns: Columns, steps: np.ndarray) -> np.ndarray:
+    """Whether a loop of so many steps fills all stages but two.
+
+    One is filled while another is used. One more is allowed, as it costs little: winners among the recorded
+    measurements, whose lists have few shallow pipelines, need it.
+    """
+    return columns["num_stages"] - 2 <= np.maximum(steps, 1)
+
+
+def _is_blackwell(device: Device) -> bool:
+    return 100 <= compute_capability(device.architecture) < 120
+
+
+def _largest_useful_block(size: int) -> int:
+    return 2 * max(MIN_TILE, 1 << max(size - 1, 0).bit_length())
+
+
+def _blocks_fit(problem: Problem, columns: Columns, device: Device) -> np.ndarray:
+    met = np.ones(len(columns["block_m"]), dtype=bool)
+    for name in ("m", "n", "k"):
+        met &= columns[f"block_{name}"] <= _largest_useful_block(problem[name])
+    return met
+
+
+def _threads_busy(problem: Problem, columns: Columns, device: Device) -> np.ndarray:
+    smaller = np.minimum(columns["block_m"], columns["block_n"]) * columns["block_k"]
+    return (
+        smaller * problem.element_bytes >= BYTES_OF_ONE_COPY * max(device.warp_size, 1) * columns["num_warps"]
+    )
+
+
+def _group_differs(problem: Problem, columns: Columns, device: Device) -> np.ndarray:
+    tiles_m, tiles_n, _ = tiles(problem, columns)
+    height = np.where(tiles_n <= 1, 1, tiles_m)
+    group = columns["group_m"]
+    return (group == 8) | (np.minimum(group, height) != np.minimum(8, height))
+
+
+NEEDS_GPU = Rule(
+    "needs-gpu",
+    "Triton compiles for GPUs",
+    check=lambda problem, columns, device: device.kind == "gpu",
+    explain=lambda problem, columns, device: f"{device.name} is a {device.kind}",
+)
+DTYPE_SUPPORTED = Rule(
+    "dtype-supported",
+    "bfloat16 products begin with compute capability 8.0, and Triton's asynchronous copies with it",
+    check=lambda problem, columns, device: (
+        problem.dtype != "bfloat16"
+        or device.vendor != "nvidia"
+        or compute_capability(device.architecture) >= 80
+    ),
+    explain=lambda problem, columns, device: f"{problem.dtype} on {device.architecture}",
+)
+BLOCK_THREADS = Rule(
+    "block-threads",
+    f"a block holds at most {MAX_BLOCK_THREADS} threads",
+    check=lambda problem, columns, device: (
+        columns["num_warps"] * max(device.warp_size, 1) <= MAX_BLOCK_THREADS
+    ),
+    explain=lambda problem, columns, device: f"{columns['num_warps'][0] * max(device.warp_size, 1)} threads",
+)
+
+
+def shared_memory_rule(output_bytes: int | None = None) -> Rule:
+    """The rule on shared memory, for kernels whose output elements take so many bytes (``None``: the problem's)."""
+    return Rule(
+        "shared-memory",
+        "the buffered tiles must fit the shared memory of one block; beyond it the compiled kernel does not load",
+        check=lambda problem, columns, device: (
+            not device.shared_bytes_per_block
+            or matmul_shared_bytes(problem, columns, device, output_bytes=output_bytes)
+            <= device.shared_bytes_per_block
+        ),
+        explain=lambda problem, columns, device: (
+            f"{matmul_shared_bytes(problem, columns, device, output_bytes=output_bytes)[0]:.0f} > "
+            f"{device.shared_bytes_per_block} bytes"
+        ),
+    )
+
+
+ACCUMULATORS = Rule(
+    "accumulators",
+    f"a thread has 255 registers: more than {MAX_ACCUMULATORS} accumulators spill to memory inside the main loop",
+    check=lambda problem, columns, device: accumulators_per_thread(columns, device) <= MAX_ACCUMULATORS,
+    explain=lambda problem, columns, device: (
+        f"{accumulators_per_thread(columns, device)[0]:g} > {MAX_ACCUMULATORS} accumulators a thread"
+    ),
+)
+REGISTERS = Rule(
+    "registers",
+    "accumulators, operands and addresses share the 255 registers of a thread, and far beyond them a kernel runs from "
+    "memory; float32 without tensor cores and elements that are loaded one at a time need the most",
+    check=lambda problem, columns, device: registers_per_thread(problem, columns, device) <= MAX_REGISTERS,
+    explain=lambda problem, columns, device: (
+        f"about {registers_per_thread(problem, columns, device)[0]:.0f} > {MAX_REGISTERS} registers a thread"
+    ),
+)
+THREADS_BUSY = Rule(
+    "threads-busy",
+    "a thread copies at least 4 bytes of each operand's tile; with more threads than that some have nothing to copy",
+    check=_threads_busy,
+    explain=lambda problem, columns, device: (
+        f"{min(columns['block_m'][0], columns['block_n'][0]) * columns['block_k'][0] * problem.element_bytes} bytes "
+        f"for {max(device.warp_size, 1) * columns['num_warps'][0]} threads"
+    ),
+)
+BLOCKS_FIT = Rule(
+    "blocks-fit",
+    "a block of more than twice a dimension (rounded up to a power of two, at least 16) multiplies mostly padding",
+    check=_blocks_fit,
+    explain=lambda problem, columns, device: ", ".join(
+        f"block_{name}={columns[f'block_{name}'][0]} for {name}={problem[name]}"
+        for name in ("m", "n", "k")
+        if columns[f"block_{name}"][0] > _largest_useful_block(problem[name])
+    ),
+)
+STAGES_FILLED = Rule(
+    "stages-filled",
+    "a pipeline keeps num_stages - 1 loads in flight; stages far beyond the steps of the loop take shared memory, and "
+    "so resident blocks, for nothing",
+    check=lambda problem, columns, device: stages_filled(columns, tiles(problem, columns)[2]),
+    explain=lambda problem, columns, device: (
+        f"{columns['num_stages'][0]} stages, {tiles(problem, columns)[2][0]} steps"
+    ),
+)
+GROUP_DIFFERS = Rule(
+    "group-differs",
+    "with so few tiles this group_m visits them in the same order as group_m=8: the same kernel twice",
+    check=_group_differs,
+    explain=lambda problem, columns, device: (
+        f"group_m={columns['group_m'][0]}, {tiles(problem, columns)[0][0]} x {tiles(problem, columns)[1][0]} tiles"
+    ),
+)
+GRID = Rule(
+    "grid",
+    "the first dimension of a grid holds at most 2**31 - 1 blocks",
+    check=lambda problem, columns, device: (
+        tiles(problem, columns)[0] * tiles(problem, columns)[1] <= MAX_INT32
+    ),
+    explain=lambda problem, columns, device: (
+        f"{tiles(problem, columns)[0][0] * tiles(problem, columns)[1][0]} blocks"
+    ),
+)
+DIMENSIONS = Rule(
+    "dimensions",
+    "rows and columns are counted in 32 bits, the last tile's padding included (elements are counted in 64 if need be)",
+    check=lambda problem, columns, device: (
+        max(problem[name] for name in ("m", "n", "k")) <= MAX_INT32 - LARGEST_BLOCK
+    ),
+    explain=lambda problem, columns, device: f"m={problem['m']}, n={problem['n']}, k={problem['k']}",
+)
+
+#: The rules of every tiled matrix product; variants add :func:`shared_memory_rule` and their own.
+MATMUL_RULES = (
+    NEEDS_GPU,
+    DTYPE_SUPPORTED,
+    DIMENSIONS,
+    BLOCK_THREADS,
+    BLOCKS_FIT,
+    GRID,
+    ACCUMULATORS,
+    REGISTERS,
+    THREADS_BUSY,
+)

@@ -1,0 +1,323 @@
+"""Drop-in operations with torch's signatures: they run the selected candidate.
+
+Each falls back to torch's own operator, and nothing else happens, where a gradient is needed, inside
+``torch.compile``, for tensor subclasses, for arguments that the catalogue does not cover (named in each docstring), and
+when ``KERNELCAST_DISABLE=1``. The choice depends on shapes, dtypes, strides, the device and torch's switches, never on
+values; the caller's tensors are only read.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from kernelcast import settings
+from kernelcast.errors import InvalidProblemError
+from kernelcast.kernels import Problem, operation, problem, variant
+from kernelcast.kernels.detect import detect
+from kernelcast.kernels.operation import Launcher
+from kernelcast.runtime.selector import Selector
+
+_DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+_launchers: dict[tuple[Any, ...], Launcher] = {}
+_selectors: dict[torch.device, Selector] = {}
+_guard = threading.RLock()
+_configured: dict[str, Any] = {}
+
+
+class LaunchWarning(UserWarning):
+    """A selected candidate failed to launch; torch's own operator ran instead."""
+
+
+def configure(**options: Any) -> None:
+    """Set the options of the selectors behind :func:`select` and the drop-ins: those of :class:`Selector` but ``device``.
+
+    What was selected before in this process is forgotten, in memory only.
+
+    Raises:
+        SettingsError: an option has a value that cannot be used.
+    """
+    with _guard:
+        Selector(**options)  # refuses bad values now, not at the first call
+        _configured.clear()
+        _configured.update(options)
+        _selectors.clear()
+        _launchers.clear()
+
+
+def selector_for(device: torch.device) -> Selector:
+    """The selector of a torch device; each device of a machine has its own."""
+    found = _selectors.get(device)
+    if found is None:
+        with _guard:
+            if device.type == "cpu":
+                hardware = detect("cpu")
+            else:
+                hardware = detect("gpu", device.index if device.index is not None else torch.cuda.current_device())
+            found = _selectors.setdefault(device, Selector(hardware, **_configured))
+    return found
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``torch.matmul`` of two matrices: [m, k] @ [k, n] -> [m, n].
+
+    torch's own for other ranks, dtypes other than float32, float16 and bfloat16, and operands of which no dimension
+    is adjacent in memory.
+    """
+    if a.dim() == 2 and b.dim() == 2 and _eligible(a, b) and a.shape[1] == b.shape[0]:
+        key = ("gemm", a.shape, b.shape, a.stride(), b.stride(), a.dtype, a.device, _switches(a))
+        launch = _launchers.get(key)
+        if launch is None:
+            launch = _resolve(key, a, torch.matmul, lambda: _gemm_problem(a, b))
+        return launch(a, b)
+    return torch.matmul(a, b)
+
+
+def conv2d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] | str = 0,
+    dilation: int | tuple[int, int] = 1,
+    groups: int = 1,
+) -> torch.Tensor:
+    """``torch.nn.functional.conv2d``: [n, c, h, w] with [k, c / groups, r, s] -> [n, k, p, q].
+
+    A bias is added to the output of the convolution. torch's own for unbatched inputs, padding given as a word, and
+    inputs that are neither contiguous nor channels-last.
+    """
+    usual = (input, weight) if bias is None else (input, weight, bias)
+    if not isinstance(padding, str) and input.dim() == 4 and weight.dim() == 4 and _eligible(*usual):
+        shape = (_pair(stride), _pair(padding), _pair(dilation), groups)
+        key = (
+            "conv2d", input.shape, weight.shape, input.stride(), weight.stride(), input.dtype, input.device, shape,
+            _switches(input),
+        )  # fmt: skip
+        launch = _launchers.get(key)
+        if launch is None:
+
+            def own(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+                return F.conv2d(x, w, None, stride, padding, dilation, groups)
+
+            launch = _resolve(key, input, own, lambda: _conv2d_problem(input, weight, *shape))
+        out = launch(input, weight)
+        return out if bias is None else out.add_(bias.view(1, -1, 1, 1))
+    return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """``scaled_dot_product_attention``: [batch, heads, q_len, d] x [batch, kv_heads, kv_len, d] -> [batch, heads, q_len, d].
+
+    torch's own with a mask, dropout, another scale than ``1 / sqrt(d)``, other ranks, values of another width than the
+    keys, and inputs that are not contiguous.
+    """
+    plain = attn_mask is None and dropout_p == 0.0 and scale is None
+    tensors = (query, key, value)
+    if plain and all(t.dim() == 4 and t.is_contiguous() for t in tensors) and _eligible(*tensors):
+        found = (
+            "attention", query.shape, key.shape, value.shape, query.dtype, query.device, is_causal, enable_gqa,
+            _switches(query),
+        )  # fmt: skip
+        launch = _launchers.get(found)
+        if launch is None:
+
+            def own(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=enable_gqa)
+
+            launch = _resolve(
+                found, query, own, lambda: _attention_problem(query, key, value, is_causal, enable_gqa)
+            )
+        return launch(query, key, value)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """``torch.softmax`` over the last dimension of a contiguous tensor.
+
+    torch's own over another dimension, with another output dtype, and for inputs that are not contiguous or empty.
+    """
+    last = input.dim() > 0 and dim in (-1, input.dim() - 1)
+    if last and dtype in (None, input.dtype) and input.is_contiguous() and input.numel() and _eligible(input):
+        columns = input.shape[-1]
+        flat = input.view(-1, columns)
+        key = ("softmax", flat.shape, input.dtype, input.device, _switches(input))
+        launch = _launchers.get(key)
+        if launch is None:
+            launch = _resolve(
+                key,
+                input,
+                lambda x: torch.softmax(x, -1),
+                lambda: _problem("softmax", input, rows=flat.shape[0], columns=columns),
+            )
+        return launch(flat).view(input.shape)
+    return torch.softmax(input, dim, dtype)
+
+
+def _eligible(*tensors: torch.Tensor) -> bool:
+    """Whether the catalogue may run these at all."""
+    first = tensors[0]
+    if first.dtype not in _DTYPES or first.device.type not in ("cpu", "cuda"):
+        return False
+    needs_grad = torch.is_grad_enabled()
+    for tensor in tensors:
+        if (
+            type(tensor) not in _PLAIN
+            or tensor.dtype != first.dtype
+            or tensor.device != first.device
+            or (needs_grad and tensor.requires_grad)
+        ):
+            return False
+    return not (torch.compiler.is_compiling() or torch.is_autocast_enabled(first.device.type) or settings.disabled())
+
+
+def _switches(tensor: torch.Tensor) -> object:
+    """Facts of the process that can change the winner: TF32 on a GPU, threads on a CPU."""
+    if tensor.device.type == "cpu":
+        return torch.get_num_threads()
+    return (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+
+
+def _resolve(
+    key: tuple[Any, ...], sample: torch.Tensor, own: Launcher, describe: Callable[[], Problem | None]
+) -> Launcher:
+    """Select for a key that was not seen in this process, and remember how to launch it."""
+    try:
+        described = describe()
+    except InvalidProblemError:
+        # What the catalogue cannot describe (wrong sizes, an empty dimension) is torch's to run, or to refuse.
+        described = None
+    if described is None:
+        return _launchers.setdefault(key, own)
+    selector = selector_for(sample.device)
+    selection = selector.select(described)
+    if selection.candidate == operation(described.operation).default:
+        return _launchers.setdefault(key, own)
+    try:
+        launch = variant(described.operation, selection.candidate.variant).build(
+            described, selection.candidate.parameters
+        )
+    except Exception as error:  # noqa: BLE001 - a candidate that cannot be built must not reach the caller
+        return _give_up(key, own, selector, described, error)
+
+    def guarded(*tensors: torch.Tensor) -> torch.Tensor:
+        try:
+            out = launch(*tensors)
+        except Exception as error:  # noqa: BLE001 - nor one that fails to launch
+            return _give_up(key, own, selector, described, error)(*tensors)
+        _launchers[key] = launch  # it works: later calls need no guard
+        return out
+
+    return _launchers.setdefault(key, guarded)
+
+
+def _give_up(
+    key: tuple[Any, ...], own: Launcher, selector: Selector, described: Problem, error: Exception
+) -> Launcher:
+    """Forget a selection that does not launch; torch's own operator from now on."""
+    warnings.warn(
+        f"The selected candidate of {described} failed ({type(error).__name__}: {error}); torch's own runs instead.",
+        LaunchWarning,
+        stacklevel=4,
+    )
+    selector.forget(described)
+    _launchers[key] = own
+    return own
+
+
+def _problem(name: str, sample: torch.Tensor, **values: Any) -> Problem:
+    on_cpu = sample.device.type == "cpu"
+    tf32 = torch.backends.cudnn.allow_tf32 if name == "conv2d" else torch.backends.cuda.matmul.allow_tf32
+    return problem(
+        name,
+        dtype=_DTYPES[sample.dtype],
+        threads=torch.get_num_threads() if on_cpu else 0,
+        allow_tf32=not on_cpu and tf32,
+        **values,
+    )
+
+
+def _gemm_problem(a: torch.Tensor, b: torch.Tensor) -> Problem | None:
+    facts = [_matrix_layout(a), _matrix_layout(b)]
+    if None in facts:
+        return None
+    (letter_a, lda), (letter_b, ldb) = facts  # type: ignore[misc]
+    return _problem(
+        "gemm", a, m=a.shape[0], k=a.shape[1], n=b.shape[1], layout=letter_a + letter_b, lda=lda, ldb=ldb
+    )
+
+
+def _matrix_layout(matrix: torch.Tensor) -> tuple[str, int] | None:
+    """(letter, leading dimension or 0 where tight) of a matrix, None if no dimension is adjacent in memory."""
+    rows, columns = matrix.shape
+    row_step, column_step = matrix.stride()
+    for letter, inner_size, inner_step, outer_size, outer_step in (
+        ("n", columns, column_step, rows, row_step),
+        ("t", rows, row_step, columns, column_step),
+    ):
+        if (inner_step == 1 or inner_size <= 1) and (outer_size <= 1 or outer_step >= max(inner_size, 1)):
+            return letter, 0 if outer_size <= 1 or outer_step == inner_size else outer_step
+    return None
+
+
+def _conv2d_problem(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+) -> Problem | None:
+    if x.is_contiguous() and w.is_contiguous():
+        layout = "nchw"
+    elif x.is_contiguous(memory_format=torch.channels_last) and w.is_contiguous(memory_format=torch.channels_last):
+        layout = "nhwc"
+    else:
+        return None
+    n, c, h, width = x.shape
+    k, c_group, r, s = w.shape
+    if c_group * groups != c:
+        return None
+    return _problem(
+        "conv2d", x, n=n, c=c, h=h, w=width, k=k, r=r, s=s, stride_h=stride[0], stride_w=stride[1],
+        pad_h=padding[0], pad_w=padding[1], dil_h=dilation[0], dil_w=dilation[1], groups=groups, layout=layout,
+    )  # fmt: skip
+
+
+def _attention_problem(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, grouped: bool
+) -> Problem | None:
+    batch, heads, q_len, head_dim = q.shape
+    kv_heads, kv_len = k.shape[1], k.shape[2]
+    if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != head_dim or (kv_heads != heads and not grouped):
+        return None
+    return _problem(
+        "attention", q, batch=batch, heads=heads, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim,
+        causal=causal,
+    )  # fmt: skip
+
+
+def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    if isinstance(value, int):
+        return value, value
+    pair = tuple(value)
+    return (pair[0], pair[0]) if len(pair) == 1 else (pair[0], pair[1])

@@ -1,0 +1,418 @@
+"""The registry: numbers, promotion, rollback, exchange, and that nothing lands outside its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import shutil
+import stat
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernelcast.costmodel import Forest, ProblemData, RankingModel, read_manifest
+from kernelcast.costmodel.artifact import write_artifact
+from kernelcast.costmodel.locate import find_champion, read_alias
+from kernelcast.costmodel.model import schema_of
+from kernelcast.errors import ArtifactError, ModelError, UnknownNameError
+from kernelcast.featurizer import Featurizer
+from kernelcast.kernels import Candidate, CandidateTable, Device, Problem
+from kernelcast.training import registry
+
+GPU = Device("toy-gpu", "gpu", "nvidia", "sm80", 108, memory_bytes=80 * 2**30, clock_hz=1.41e9)
+HASH = "3f2a9c1b77aa0011"
+
+
+def save_model(folder: Path, *, device: Device = GPU, level: float = 1.0, dataset_hash: str = HASH) -> None:
+    """Write an artifact that loads: one tree, which puts the vendor behind the others."""
+    table = CandidateTable.of([Candidate.of("vendor"), Candidate.of("triton_toy", {"tile": 16})])
+    item = ProblemData(Problem("toy", (("m", 8),), "float32"), device, table, np.zeros(2), np.full(2, np.nan))
+    schema = schema_of([item])
+    names = Featurizer(schema).names
+    at = np.array([[names.index("variant_vendor")]], dtype=np.int32)
+    forest = Forest(at, np.array([[0.5]]), np.array([[0.0, 1.0]]), base=0.0, width=len(names))
+    heads = ("relative", "level", "error")
+    record = json.dumps({"record_version": 1, "problems": []}).encode()
+    manifest = {
+        "operation": "toy",
+        "schema": schema.to_dict(),
+        "schema_hash": schema.hash,
+        "feature_names": names,
+        "level_mean": level,
+        "error_mean": -2.0,
+        "facts": {
+            "device": device.to_dict(),
+            "dataset_hash": dataset_hash,
+            "held_out": {"sha256": hashlib.sha256(record).hexdigest()},
+        },
+    }
+    write_artifact(folder, manifest, {name: b"{}" for name in heads}, {name: forest for name in heads})
+    (folder / "held_out.json").write_bytes(record)
+
+
+def add(
+    models: Path, *, device: Device = GPU, operation: str = "toy", level: float = 1.0, dataset_hash=HASH
+) -> Path:
+    return registry.register(
+        models,
+        lambda folder: save_model(folder, device=device, level=level, dataset_hash=dataset_hash),
+        device=device,
+        operation=operation,
+        dataset_hash=dataset_hash,
+    )
+
+
+def champion(models: Path, operation: str = "toy") -> str | None:
+    found = find_champion(models, GPU, operation)
+    return None if found is None else found.name
+
+
+# Numbers
+
+
+def test_versions_count_up_within_a_device_and_operation(tmp_path):
+    assert add(tmp_path) == tmp_path / "toy-gpu" / "toy" / "0001-3f2a9c1b"
+    assert add(tmp_path, dataset_hash="ABCDEF0123").name == "0002-abcdef01"
+    assert add(tmp_path, operation="other").name == "0001-3f2a9c1b"
+    assert add(tmp_path).name == "0003-3f2a9c1b"
+    found = registry.list_models(tmp_path)
+    assert [(model.operation, model.version[:4]) for model in found] == [
+        ("other", "0001"),
+        ("toy", "0001"),
+        ("toy", "0002"),
+        ("toy", "0003"),
+    ]
+
+
+def test_the_number_of_a_deleted_model_that_once_stood_is_not_given_again(tmp_path):
+    add(tmp_path)
+    second = add(tmp_path)
+    registry.set_champion(second)
+    shutil.rmtree(second)
+    assert add(tmp_path).name == "0003-3f2a9c1b"
+
+
+def test_a_save_that_fails_leaves_nothing_and_takes_no_number(tmp_path):
+    def broken(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "half").write_text("x")
+        raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError, match="disk full"):
+        registry.register(tmp_path, broken, device=GPU, operation="toy", dataset_hash=HASH)
+    assert [path.name for path in (tmp_path / "toy-gpu" / "toy").iterdir()] == []
+    assert add(tmp_path).name == "0001-3f2a9c1b"
+
+
+@pytest.mark.parametrize("operation", ["../evil", "a/b", "", ".hidden", "a" * 200])
+def test_an_operation_that_cannot_be_a_folder_is_refused(tmp_path, operation):
+    with pytest.raises(ModelError, match="cannot be registered"):
+        add(tmp_path, operation=operation)
+
+
+def test_a_hash_that_is_not_hexadecimal_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="hexadecimal"):
+        add(tmp_path, dataset_hash="../../..")
+
+
+def register_many(models: str, level: float) -> None:
+    for _ in range(5):
+        registry.set_champion(add(Path(models), level=level))
+
+
+@pytest.mark.slow
+def test_two_processes_that_register_at_once_do_not_collide(tmp_path):
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=register_many, args=(str(tmp_path), level)) for level in (1.0, 2.0)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    found = registry.list_models(tmp_path)
+    assert [model.version for model in found] == [f"{number:04d}-3f2a9c1b" for number in range(1, 11)]
+    assert sorted(model.manifest["level_mean"] for model in found) == [1.0] * 5 + [2.0] * 5
+    assert sum(model.champion for model in found) == 1
+
+
+# Promotion
+
+
+def test_promote_and_rollback_write_what_stands_and_what_stood(tmp_path):
+    first, second, third = (add(tmp_path) for _ in range(3))
+    assert champion(tmp_path) is None
+    for path in (first, second, third):
+        registry.set_champion(path)
+    assert json.loads((first.parent / "champion.json").read_text()) == {
+        "version": third.name,
+        "previous": [first.name, second.name],
+    }
+    registry.set_champion(third)  # promoting what stands changes nothing
+    assert read_alias(first.parent).previous == (first.name, second.name)
+    assert registry.rollback(tmp_path, device="toy-gpu", operation="toy").version == second.name
+    assert champion(tmp_path) == second.name
+    assert registry.rollback(tmp_path, device="toy-gpu", operation="toy").version == first.name
+    with pytest.raises(ModelError, match="nothing to go back to"):
+        registry.rollback(tmp_path, device="toy-gpu", operation="toy")
+    assert champion(tmp_path) == first.name
+
+
+def test_rollback_passes_over_a_version_that_is_gone(tmp_path):
+    first, second, third = (add(tmp_path) for _ in range(3))
+    for path in (first, second, third):
+        registry.set_champion(path)
+    shutil.rmtree(second)
+    assert registry.rollback(tmp_path, device="toy-gpu", operation="toy").version == first.name
+
+
+def test_a_model_that_was_changed_is_not_promoted(tmp_path):
+    first, second = add(tmp_path), add(tmp_path)
+    registry.set_champion(first)
+    (second / "level.npz").write_bytes(b"other")
+    with pytest.raises(ArtifactError, match="was changed"):
+        registry.set_champion(second)
+    assert champion(tmp_path) == first.name
+
+
+def test_promoting_mends_a_broken_alias(tmp_path):
+    path = add(tmp_path)
+    (path.parent / "champion.json").write_text("{")
+    with pytest.raises(ArtifactError, match="not an alias file"):
+        champion(tmp_path)
+    assert [model.champion for model in registry.list_models(tmp_path)] == [False]
+    registry.promote(tmp_path, registry.find_model(tmp_path, version="1"))
+    assert champion(tmp_path) == path.name
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(-1, 2), max_size=10))
+def test_promotions_and_rollbacks_are_a_stack(tmp_path_factory, steps):
+    """-1 rolls back, 0 to 2 promote that model: what stands is what a list used as a stack has on top."""
+    models = tmp_path_factory.mktemp("stack")
+    paths = [add(models) for _ in range(3)]
+    stack: list[str] = []
+    for step in steps:
+        if step >= 0:
+            registry.set_champion(paths[step])
+            if not stack or stack[-1] != paths[step].name:
+                stack.append(paths[step].name)
+        elif len(stack) > 1:
+            registry.rollback(models, device="toy-gpu", operation="toy")
+            stack.pop()
+        else:
+            with pytest.raises(ModelError):
+                registry.rollback(models, device="toy-gpu", operation="toy")
+        assert champion(models) == (stack[-1] if stack else None)
+
+
+# Looking up
+
+
+def test_a_champion_is_found_by_hardware_facts_whatever_the_name(tmp_path):
+    path = add(tmp_path)
+    registry.set_champion(path)
+    renamed = dataclasses.replace(GPU, name="another-name")
+    corrected = dataclasses.replace(GPU, clock_hz=1.5e9, memory_bytes=79 * 2**30)
+    assert find_champion(tmp_path, renamed, "toy") == path
+    assert find_champion(tmp_path, corrected, "toy") == path
+    assert find_champion(tmp_path, dataclasses.replace(GPU, cores=98), "toy") is None
+    assert find_champion(tmp_path, dataclasses.replace(GPU, memory_bytes=40 * 2**30), "toy") is None
+    assert find_champion(tmp_path, GPU, "gemm") is None
+    assert find_champion(tmp_path, GPU, "../toy") is None
+    assert find_champion(tmp_path / "absent", GPU, "toy") is None
+
+
+def test_equal_facts_come_before_the_same_hardware(tmp_path):
+    near = dataclasses.replace(GPU, name="a-near-one", clock_hz=1.5e9)
+    for device in (near, GPU):
+        registry.set_champion(add(tmp_path, device=device))
+    assert find_champion(tmp_path, GPU, "toy").parent.parent.name == "toy-gpu"
+    assert find_champion(tmp_path, near, "toy").parent.parent.name == "a-near-one"
+
+
+def test_other_hardware_of_one_name_has_a_folder_of_its_own(tmp_path):
+    other = dataclasses.replace(GPU, cores=98)
+    first, second = add(tmp_path), add(tmp_path, device=other)
+    assert first.parent.parent.name == "toy-gpu"
+    assert second.parent.parent.name == f"toy-gpu-{other.fingerprint[:8]}"
+    assert second.name == "0001-3f2a9c1b"
+    registry.set_champion(second)
+    assert champion(tmp_path) is None
+    assert find_champion(tmp_path, other, "toy") == second
+
+
+def test_a_device_name_cannot_lead_out_of_the_registry(tmp_path):
+    path = add(tmp_path / "models", device=dataclasses.replace(GPU, name="../../évil name"))
+    assert path.parent.parent.parent == tmp_path / "models"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["models"]
+
+
+def test_one_broken_device_file_does_not_hide_the_others(tmp_path):
+    registry.set_champion(add(tmp_path))
+    (tmp_path / "aaa").mkdir()
+    (tmp_path / "aaa" / "device.json").write_text("[]")
+    assert champion(tmp_path) == "0001-3f2a9c1b"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"version": "../../../etc", "previous": []}',
+        '{"version": "0001-3f2a9c1b", "previous": ["/etc"]}',
+        '{"version": 1, "previous": []}',
+        '{"previous": []}',
+        "[" * 5000,
+        "",
+    ],
+)
+def test_an_alias_that_names_no_version_is_refused(tmp_path, text):
+    path = add(tmp_path)
+    (path.parent / "champion.json").write_text(text)
+    with pytest.raises(ArtifactError):
+        champion(tmp_path)
+
+
+def test_an_alias_whose_folder_is_gone_says_what_to_do(tmp_path):
+    path = add(tmp_path)
+    registry.set_champion(path)
+    shutil.rmtree(path)
+    with pytest.raises(ArtifactError, match="kernelcast models promote"):
+        champion(tmp_path)
+
+
+def test_find_model_by_number_and_what_it_says_where_it_cannot(tmp_path):
+    add(tmp_path)
+    second = add(tmp_path, dataset_hash="abcdef0123")
+    assert registry.find_model(tmp_path, version="2").path == second
+    assert registry.find_model(tmp_path, version="0002-abcdef01").path == second
+    with pytest.raises(ModelError, match="no champion"):
+        registry.find_model(tmp_path, device="toy-gpu", operation="toy")
+    registry.set_champion(second)
+    assert registry.find_model(tmp_path).path == second
+    with pytest.raises(UnknownNameError, match="'9'.*0001-3f2a9c1b"):
+        registry.find_model(tmp_path, version="9")
+    with pytest.raises(UnknownNameError, match=r"Known: toy-gpu\."):
+        registry.find_model(tmp_path, device="toy-gpx")
+    add(tmp_path, operation="other")
+    with pytest.raises(ModelError, match="Several models fit"):
+        registry.find_model(tmp_path, version="1")
+
+
+def test_a_broken_model_is_listed_with_what_is_wrong(tmp_path):
+    path = add(tmp_path)
+    manifest = path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"level_mean": 1.0', '"level_mean": 2.0'))
+    (model,) = registry.list_models(tmp_path)
+    assert "was changed" in model.broken
+    assert model.facts == {}
+
+
+# Exchange
+
+
+def exported(tmp_path: Path, **what) -> Path:
+    path = add(tmp_path / "there", **what)
+    return registry.export(registry.model_at(path), tmp_path / "model.zip")
+
+
+def test_an_exported_model_is_imported_whole_and_does_not_stand(tmp_path):
+    file = exported(tmp_path, level=7.0)
+    here = tmp_path / "here"
+    add(here)
+    model = registry.import_(here, file)
+    assert (model.device, model.operation, model.version) == ("toy-gpu", "toy", "0002-3f2a9c1b")
+    assert model.manifest["level_mean"] == 7.0
+    assert not model.champion
+    original = tmp_path / "there" / "toy-gpu" / "toy" / "0001-3f2a9c1b"
+    for source in original.iterdir():
+        assert (model.path / source.name).read_bytes() == source.read_bytes()
+    assert RankingModel.load(model.path).level_mean == 7.0
+    with pytest.raises(ModelError, match="registered already"):
+        registry.import_(here, file)
+
+
+def test_exporting_twice_gives_the_same_bytes_and_never_overwrites(tmp_path):
+    file = exported(tmp_path)
+    model = registry.find_model(tmp_path / "there", version="1")
+    again = registry.export(model, tmp_path / "again.zip")
+    assert again.read_bytes() == file.read_bytes()
+    with pytest.raises(ModelError, match="exists already"):
+        registry.export(model, file)
+
+
+def rewritten(file: Path, *, change=None, extra=()) -> Path:
+    """The zip with one file's content changed, or with more entries."""
+    target = file.with_name("changed.zip")
+    with zipfile.ZipFile(file) as source, zipfile.ZipFile(target, "w") as archive:
+        for entry in source.infolist():
+            content = source.read(entry)
+            archive.writestr(entry, content + b" " if entry.filename == change else content)
+        for entry in extra:
+            archive.writestr(entry, b"evil")
+    return target
+
+
+def symlink(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name)
+    entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return entry
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "../evil",
+        "../../evil",
+        "/tmp/evil",
+        "sub/evil",
+        "..",
+        ".hidden",
+        "a\\..\\evil",
+        "C:evil",
+        symlink("link"),
+    ],
+    ids=str,
+)
+def test_an_entry_that_is_not_a_plain_file_is_refused_and_nothing_is_kept(tmp_path, entry):
+    file = rewritten(exported(tmp_path), extra=[entry])
+    here = tmp_path / "deep" / "er" / "here"
+    with pytest.raises(ArtifactError, match="not a plain file"):
+        registry.import_(here, file)
+    assert [path.name for path in here.iterdir() if path.name != ".lock"] == []
+    assert not list(tmp_path.rglob("evil"))
+
+
+@pytest.mark.parametrize("change", ["level.npz", "level.json", "manifest.json", "held_out.json"])
+def test_a_model_that_was_changed_on_the_way_is_refused(tmp_path, change):
+    file = rewritten(exported(tmp_path), change=change)
+    if change == "manifest.json":  # white space at the end is not a change of what it says
+        assert registry.import_(tmp_path / "here", file).version == "0001-3f2a9c1b"
+        return
+    with pytest.raises(ArtifactError, match="was changed"):
+        registry.import_(tmp_path / "here", file)
+    assert registry.list_models(tmp_path / "here") == []
+
+
+def test_what_is_no_export_is_refused(tmp_path):
+    (tmp_path / "text.zip").write_text("hello")
+    with zipfile.ZipFile(tmp_path / "empty.zip", "w"):
+        pass
+    with zipfile.ZipFile(tmp_path / "many.zip", "w") as archive:
+        for number in range(100):
+            archive.writestr(f"file{number}", b"")
+    for name in ("text.zip", "empty.zip", "many.zip", "absent.zip"):
+        with pytest.raises(ArtifactError):
+            registry.import_(tmp_path / "here", tmp_path / name)
+
+
+def test_the_manifest_says_where_an_import_goes(tmp_path):
+    other = dataclasses.replace(GPU, name="far-gpu", cores=64)
+    model = registry.import_(tmp_path / "here", exported(tmp_path, device=other))
+    assert model.device == "far-gpu"
+    assert read_manifest(model.path)["facts"]["device"]["cores"] == 64

@@ -1,0 +1,302 @@
+"""How good a ranker is on problems that it did not see, beside the baselines on the same problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from kernelcast.costmodel import ProblemData, Ranker, RankingModel
+from kernelcast.errors import ModelError
+from kernelcast.training.baselines import BASELINES, baseline_curves
+from kernelcast.training.data import FullTable, MeasuredProblem, folds_by_shape, full_table
+from kernelcast.training.metrics import as_json, efficiency_curve, geometric_mean, statistics
+
+#: Called after each fit with the number of fits done and in all.
+OnProgress = Callable[[int, int], None]
+
+Figures = Mapping[str, Mapping[str, float | None]]
+
+
+@dataclass(frozen=True)
+class RankerScores:
+    """What one ranker achieved on test problems.
+
+    Attributes:
+        curves: efficiency@k, float64 [problems, ks]; k as in :data:`kernelcast.training.metrics.KS`.
+        curves_with_default: the same with the default among the k.
+        standardised: for every working, covered candidate but the problem's best: the error of its predicted
+            difference to the best in log latency, absolute, over the predicted ``error_log``. One array, all problems.
+    """
+
+    curves: np.ndarray
+    curves_with_default: np.ndarray
+    standardised: np.ndarray
+
+    @property
+    def efficiency(self) -> Figures:
+        """``{"1": {"geomean", "p5", "worst"}, "2": ..., ...}``."""
+        return as_json(statistics(self.curves))
+
+    @property
+    def efficiency_with_default(self) -> Figures:
+        """The same with the default among the k."""
+        return as_json(statistics(self.curves_with_default))
+
+    @property
+    def calibration(self) -> dict[str, float | None]:
+        """Shares of the differences to the best that are off by at most 1 and 2 predicted standard deviations.
+
+        Normally distributed errors would give 0.68 and 0.95. None where there is nothing to judge.
+        """
+        if not len(self.standardised):
+            return {"within_1": None, "within_2": None}
+        return {f"within_{n}": float(np.mean(self.standardised <= n)) for n in (1, 2)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure as plain JSON values."""
+        return {
+            "efficiency": self.efficiency,
+            "efficiency_with_default": self.efficiency_with_default,
+            "calibration": self.calibration,
+        }
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The figures of one comparison. Efficiencies are ``{"1": {"geomean", "p5", "worst"}, ...}`` by k.
+
+    Attributes:
+        operation: what was ranked.
+        device: the test problems' device.
+        train_problems: problems fitted on; with folds, the mean over them.
+        test_problems: problems judged.
+        train_workloads: their workloads, sorted.
+        test_workloads: their workloads, sorted.
+        folds: folds by shape; None where training and test were given.
+        seeds: models fitted, which differ in the seed alone.
+        candidates_per_problem: mean over the test problems, failed candidates included.
+        candidates_per_problem_min: the fewest.
+        candidates_per_problem_max: the most.
+        efficiency: mean of each statistic over the seeds.
+        efficiency_with_default: the same with the default among the k.
+        efficiency_std: sample standard deviation of ``efficiency`` over the seeds; None with one seed.
+        baselines: efficiencies of each of :data:`kernelcast.training.baselines.BASELINES`; None where there is none.
+        noise_floor: geometric mean of efficiency@1 where the first half of a candidate's samples chooses and the others
+            judge, over the test problems whose every working candidate has two samples; None where there is none.
+        noise_floor_problems: how many such problems there are.
+        calibration: mean over the seeds of :attr:`RankerScores.calibration`.
+    """
+
+    operation: str
+    device: str
+    train_problems: int
+    test_problems: int
+    train_workloads: tuple[str, ...]
+    test_workloads: tuple[str, ...]
+    folds: int | None
+    seeds: int
+    candidates_per_problem: float
+    candidates_per_problem_min: int
+    candidates_per_problem_max: int
+    efficiency: Figures
+    efficiency_with_default: Figures
+    efficiency_std: Figures
+    baselines: Mapping[str, Figures | None]
+    noise_floor: float | None
+    noise_floor_problems: int
+    calibration: Mapping[str, float | None]
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field as plain JSON values, by its name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def evaluate_ranker(model: Ranker, test: Sequence[ProblemData]) -> RankerScores:
+    """Judge a fitted ranker. Failed candidates are ranked along with the others.
+
+    Raises:
+        ModelError: there is no test problem, or the ranker is of another operation.
+    """
+    return _score(model, _full_tables(test))
+
+
+def evaluate(
+    train: Sequence[ProblemData],
+    test: Sequence[ProblemData],
+    *,
+    seeds: int = 5,
+    estimator_params: Mapping[str, Any] | None = None,
+    on_progress: OnProgress | None = None,
+) -> Evaluation:
+    """Fit a model for each seed on the training problems, and judge it on the test problems.
+
+    Args:
+        train: problems of one operation.
+        test: problems whose shapes the training side does not have on this device; see
+            :func:`kernelcast.training.data.split_workloads`.
+        seeds: number of fits. The first takes the ``random_state`` of ``estimator_params`` (0 if not given), the
+            next ones count on from it.
+        estimator_params: parameters of :class:`kernelcast.costmodel.CostModel` other than the defaults.
+        on_progress: see :data:`OnProgress`.
+
+    Raises:
+        ModelError: a side is empty, shapes are on both sides, or a parameter is unknown.
+    """
+    return _evaluate([(train, test)], seeds, estimator_params, on_progress, folds=None)
+
+
+def evaluate_folds(
+    data: Sequence[ProblemData],
+    folds: int = 5,
+    *,
+    seeds: int = 5,
+    estimator_params: Mapping[str, Any] | None = None,
+    on_progress: OnProgress | None = None,
+) -> Evaluation:
+    """Judge each problem once a seed, by a model that did not see its shape. All seeds share the folds.
+
+    Arguments and errors as for :func:`evaluate`; ``data`` is cut by
+    :func:`kernelcast.training.data.folds_by_shape`.
+    """
+    return _evaluate(folds_by_shape(data, folds, 0), seeds, estimator_params, on_progress, folds=folds)
+
+
+def noise_floor(test: Sequence[ProblemData]) -> tuple[float | None, int]:
+    """(efficiency, problems): see :attr:`Evaluation.noise_floor`."""
+    found = []
+    for item in test:
+        halves = item.halves if isinstance(item, MeasuredProblem) else None
+        if halves is not None and np.isfinite(halves).all():
+            first, others = halves
+            found.append(np.exp(others.min() - others[np.argmin(first)]))
+    return (geometric_mean(np.array(found)) if found else None), len(found)
+
+
+def _evaluate(
+    splits: Sequence[tuple[Sequence[ProblemData], Sequence[ProblemData]]],
+    seeds: int,
+    estimator_params: Mapping[str, Any] | None,
+    on_progress: OnProgress | None,
+    *,
+    folds: int | None,
+) -> Evaluation:
+    if seeds < 1:
+        raise ModelError(f"{seeds} seeds are not possible; take at least 1.")
+    estimators = [_estimator(estimator_params, seed) for seed in range(seeds)]
+    by_seed: list[list[RankerScores]] = [[] for _ in estimators]
+    baselines: list[dict[str, np.ndarray | None]] = []
+    cases: list[FullTable] = []
+    done = 0
+    for train, test in splits:
+        _refuse_leaks(train, test)
+        held_out = _full_tables(test)
+        cases += held_out
+        baselines.append(baseline_curves([full_table(item) for item in train], held_out))
+        for scores, estimator in zip(by_seed, estimators, strict=True):
+            scores.append(_score(RankingModel.fit(train, estimator), held_out))
+            done += 1
+            if on_progress is not None:
+                on_progress(done, len(splits) * seeds)
+
+    joined = [_joined(scores) for scores in by_seed]
+    plain = np.array([statistics(scores.curves) for scores in joined])
+    spread = plain.std(axis=0, ddof=1) if seeds > 1 else np.full_like(plain[0], np.nan)
+    sizes = [len(case.table) for case in cases]
+    judged = [item for _, test in splits for item in test]
+    fitted = [item for train, _ in splits for item in train]
+    floor, floor_problems = noise_floor(judged)
+    return Evaluation(
+        operation=cases[0].problem.operation,
+        device=cases[0].device.name,
+        train_problems=round(len(fitted) / len(splits)),
+        test_problems=len(cases),
+        train_workloads=tuple(sorted({item.workload for item in fitted})),
+        test_workloads=tuple(sorted({item.workload for item in judged})),
+        folds=folds,
+        seeds=seeds,
+        candidates_per_problem=float(np.mean(sizes)),
+        candidates_per_problem_min=min(sizes),
+        candidates_per_problem_max=max(sizes),
+        efficiency=as_json(plain.mean(axis=0)),
+        efficiency_with_default=as_json(
+            np.mean([statistics(scores.curves_with_default) for scores in joined], axis=0)
+        ),
+        efficiency_std=as_json(spread),
+        baselines={name: _baseline([fold[name] for fold in baselines]) for name in BASELINES},
+        noise_floor=floor,
+        noise_floor_problems=floor_problems,
+        calibration=_mean_calibration(joined),
+    )
+
+
+def _score(model: Ranker, cases: Sequence[FullTable]) -> RankerScores:
+    curves, with_default, standardised = [], [], []
+    for case in cases:
+        prediction = model.predict(case.problem, case.table, case.device)
+        order = prediction.order()
+        curves.append(efficiency_curve(case.latency_us, order, default=case.default))
+        with_default.append(efficiency_curve(case.latency_us, order, default=case.default, with_default=True))
+
+        best = int(np.argmin(case.latency_us))
+        judged = np.isfinite(case.latency_us) & prediction.covered
+        if judged[best]:
+            judged[best] = False
+            measured = np.log(case.latency_us[judged] / case.latency_us[best])
+            predicted = prediction.log_latency[judged] - prediction.log_latency[best]
+            standardised.append(np.abs(measured - predicted) / prediction.error_log[judged])
+    return RankerScores(
+        np.array(curves),
+        np.array(with_default),
+        np.concatenate(standardised) if standardised else np.zeros(0),
+    )
+
+
+def _full_tables(test: Sequence[ProblemData]) -> list[FullTable]:
+    if not test:
+        raise ModelError("There is no test problem to judge a model by.")
+    return [full_table(item) for item in test]
+
+
+def _refuse_leaks(train: Sequence[ProblemData], test: Sequence[ProblemData]) -> None:
+    """Refuse a test shape that was measured on the same device for training, in whatever dtype or layout."""
+    seen = {(item.device.fingerprint, item.problem.shape) for item in train}
+    leaked = [item.problem for item in test if (item.device.fingerprint, item.problem.shape) in seen]
+    if leaked:
+        raise ModelError(
+            f"The shapes of {len(leaked)} test problems are also in training, the first {leaked[0]}. "
+            "Split by workload or by shape, so that the scores are of problems that the model has not seen."
+        )
+
+
+def _estimator(params: Mapping[str, Any] | None, seed: int) -> Any:
+    from kernelcast.costmodel import CostModel
+
+    params = dict(params or {})
+    known = CostModel().get_params()
+    unknown = sorted(set(params) - set(known))
+    if unknown:
+        raise ModelError(f"The cost model has no parameter {', '.join(unknown)}. It has: {', '.join(known)}.")
+    return CostModel(**{**params, "random_state": params.get("random_state", 0) + seed})
+
+
+def _joined(scores: Sequence[RankerScores]) -> RankerScores:
+    return RankerScores(
+        *(np.concatenate([getattr(one, field.name) for one in scores]) for field in fields(RankerScores))
+    )
+
+
+def _baseline(folds: Sequence[np.ndarray | None]) -> Figures | None:
+    present = [curves for curves in folds if curves is not None]
+    # A baseline that one fold lacks would be judged on other problems than the rest.
+    return as_json(statistics(np.concatenate(present))) if len(present) == len(folds) else None
+
+
+def _mean_calibration(scores: Sequence[RankerScores]) -> dict[str, float | None]:
+    found = [one.calibration for one in scores]
+    if any(value is None for one in found for value in one.values()):
+        return dict.fromkeys(found[0])
+    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}

@@ -1,0 +1,381 @@
+"""Training: measured problems in, a judged, registered and tracked model out."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernelcast.costmodel import ProblemData, RankingModel, read_manifest
+from kernelcast.costmodel.locate import read_alias
+from kernelcast.errors import ArtifactError, ModelError
+from kernelcast.kernels import Device
+from kernelcast.training import held_out as held
+from kernelcast.training import registry
+from kernelcast.training.data import dataset_hash
+from kernelcast.training.gate import Decision, Scores, Standing, judge
+from kernelcast.training.metrics import KS
+from kernelcast.training.tracking import Run, Tracked, TrackedFile, track
+
+if TYPE_CHECKING:
+    from kernelcast.costmodel import CostModel
+
+_log = logging.getLogger("kernelcast.training")
+
+#: Called with what is being done and the share of the whole that is done, 0 to 1.
+OnProgress = Callable[[str, float], None]
+
+#: Below this many problems the trees are fewer and shallower.
+SMALL_DATASET = 100
+
+_LIBRARIES = ("numpy", "xgboost", "xgboost-cpu", "scikit-learn", "torch", "triton")
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training left behind.
+
+    Attributes:
+        model_dir: the artifact's folder in the registry.
+        run_id: of the MLflow run; None where it was not tracked, or waits in the spool.
+        scores: efficiencies on held-out problems of the model and the baselines: the manifest's ``held_out``.
+        promoted: whether the model now stands for its device and operation.
+        reason: why, with the figures.
+        tracking_warning: why the run was not uploaded, else empty.
+    """
+
+    model_dir: Path
+    run_id: str | None
+    scores: dict[str, Any]
+    promoted: bool
+    reason: str
+    tracking_warning: str = ""
+
+
+def hyperparameters(
+    problems: int, changes: Mapping[str, Any] | None = None, *, seed: int = 0
+) -> dict[str, Any]:
+    """All parameters of the estimator for a dataset of some size.
+
+    From :data:`SMALL_DATASET` problems on, the defaults of :class:`kernelcast.costmodel.CostModel`. Below, the shapes
+    are too few to support deep interactions: 150 trees of depth 5, and single candidates may have leaves of their own.
+
+    Args:
+        problems: number of problems in the dataset.
+        changes: parameters that the caller sets, whatever the size.
+        seed: the estimator's ``random_state``.
+
+    Raises:
+        ModelError: a parameter that the estimator does not have.
+    """
+    from kernelcast.costmodel import CostModel
+
+    defaults = CostModel().get_params()
+    unknown = sorted(set(changes or {}) - set(defaults))
+    if unknown:
+        raise ModelError(
+            f"The cost model has no parameter {', '.join(unknown)}. It has: {', '.join(defaults)}."
+        )
+    by_size = (
+        {"n_estimators": 150, "max_depth": 5, "min_child_weight": 1.0} if problems < SMALL_DATASET else {}
+    )
+    return {**defaults, **by_size, "random_state": seed, **(changes or {})}
+
+
+def train(
+    data: Sequence[ProblemData],
+    *,
+    device: Device,
+    seed: int = 0,
+    estimator_params: Mapping[str, Any] | None = None,
+    holdout: float = 0.2,
+    models_dir: Path,
+    tracking: bool = True,
+    on_progress: OnProgress | None = None,
+) -> TrainResult:
+    """Fit, judge, register and track a model, and promote it if it passes :mod:`kernelcast.training.gate`.
+
+    The scores are of a model of the same recipe that did not see the held-out shapes
+    (:func:`kernelcast.training.held_out.splits`); the registered model is fitted on everything.
+
+    Args:
+        data: measured problems of one operation, all on ``device``.
+        device: the hardware facts.
+        seed: of the trees. Data and seed determine the artifact, but for the time in its manifest.
+        estimator_params: parameters of the estimator other than :func:`hyperparameters` gives.
+        holdout: share of the shapes to hold out.
+        models_dir: root of the registry.
+        tracking: whether to write an MLflow run.
+        on_progress: see :data:`OnProgress`.
+
+    Raises:
+        ModelError: nothing to train on, or data of several operations or devices.
+    """
+    started = time.time()
+    operation = _check(data, device)
+    tell = on_progress or (lambda _stage, _share: None)
+    params = hyperparameters(len(data), estimator_params, seed=seed)
+
+    tell("fitting without the held-out shapes", 0.0)
+    # The error head does not take part in the order, so the models that are only judged do without it.
+    results = held.judge_held_out(
+        data,
+        lambda part: RankingModel.fit(part, _estimator({**params, "error_folds": 1})),
+        holdout=holdout,
+        on_split=lambda done, parts: tell("fitting without the held-out shapes", 0.5 * done / parts),
+    )
+    tell("fitting on everything", 0.5)
+    model = RankingModel.fit(data, _estimator(params))
+    tell("registering", 0.9)
+    record = held.record(results, data, _importance(model))
+    data_hash = dataset_hash(data)
+    scores = {} if results is None else results.summary()
+    facts = {
+        "created_at": datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
+        "kernelcast_version": _installed("kernelcast"),
+        "device": device.to_dict(),
+        "operation": operation,
+        "dataset_hash": data_hash,
+        **_composition(data),
+        "seed": seed,
+        "hyperparameters": params,
+        "libraries": {name: found for name in _LIBRARIES if (found := _installed(name)) != "absent"},
+        "python": platform.python_version(),
+        "held_out": {**scores, "file": held.FILE, "sha256": hashlib.sha256(record).hexdigest()},
+    }
+
+    with registry.locked(models_dir):
+        # Under the lock: the champion that the model was judged against is the one that it replaces.
+        decision = _decide(models_dir, results, len(data), device, operation)
+        model.facts = {**facts, "gate": decision.to_json()}
+
+        def save(folder: Path) -> None:
+            model.save(folder)
+            (folder / held.FILE).write_bytes(record)
+
+        path = registry.add(models_dir, save, device=device, operation=operation, dataset_hash=data_hash)
+        if decision.promoted:
+            registry.set_champion(path)
+
+    tracked = Tracked()
+    if tracking:
+        tell("tracking", 0.95)
+        tracked = _track(path, results, decision, started)
+    tell("done", 1.0)
+    return TrainResult(path, tracked.run_id, scores, decision.promoted, decision.reason, tracked.warning)
+
+
+def _check(data: Sequence[ProblemData], device: Device) -> str:
+    """The operation that all data are of."""
+    if not data:
+        raise ModelError("There is no measured problem to train on. Collect or import some.")
+    operations = sorted({item.problem.operation for item in data})
+    if len(operations) > 1:
+        raise ModelError(
+            f"The problems are of {', '.join(operations)}; a model is of one operation. Train each alone."
+        )
+    others = sorted({item.device.name for item in data if item.device.fingerprint != device.fingerprint})
+    if others:
+        raise ModelError(
+            f"Some problems were measured on {', '.join(others)}, which has other facts than {device.name}."
+        )
+    return operations[0]
+
+
+def _estimator(params: Mapping[str, Any]) -> CostModel:
+    from kernelcast.costmodel import CostModel
+
+    return CostModel(**params)
+
+
+def _importance(model: RankingModel) -> dict[str, float]:
+    """Share of each feature in the gain of all splits of the head that orders, the largest first."""
+    assert model.estimator is not None
+    gains = model.estimator.boosters_["relative"].get_score(importance_type="total_gain")
+    total = sum(gains.values()) or 1.0
+    named = {name: gains.get(f"f{index}", 0.0) / total for index, name in enumerate(model.feature_names)}
+    return dict(sorted(named.items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def _composition(data: Sequence[ProblemData]) -> dict[str, Any]:
+    candidates = sum(len(item.table) for item in data)
+    failures = sum(len(item.failed) for item in data)
+    return {
+        "problems": len(data),
+        "shapes": len({held.shape_hash(item.problem) for item in data}),
+        "candidates": candidates,
+        "measurements": candidates + failures,
+        "failures": failures,
+        "workloads": dict(sorted(Counter(item.workload for item in data).items())),
+        "dtypes": dict(sorted(Counter(item.problem.dtype for item in data).items())),
+    }
+
+
+def _decide(
+    models_dir: Path, results: held.HeldOut | None, trained_on: int, device: Device, operation: str
+) -> Decision:
+    if results is None:
+        return Decision(
+            False, "All problems have one shape, so nothing can be held out and the model cannot be judged."
+        )
+    folder = registry.operation_folder(models_dir, device, operation)
+    try:
+        alias = None if folder is None else read_alias(folder)
+    except ArtifactError as error:
+        return Decision(False, f"{error} Promote a model by hand to mend it.")
+    standing = None if folder is None or alias is None else standing_of(folder / alias.version, results)
+    return judge(
+        results.scores(),
+        {name: results.scores(name) for name in results.baselines()},
+        constant=results.constant,
+        problems=len(results.cases),
+        trained_on=trained_on,
+        standing=standing,
+    )
+
+
+def standing_of(champion: Path, results: held.HeldOut) -> Standing | None:
+    """How the champion does on held-out problems, where that can be told fairly.
+
+    The champion was fitted on all of its data, so it is judged on a problem only if it did not see the shape, by its
+    predictions; or if that problem, with the same measurements, was held out in its own training, by the efficiencies
+    noted then. Problems that it cannot predict are left out.
+
+    Returns:
+        None where the champion is gone or broken: then nothing that works stands.
+    """
+    try:
+        manifest = read_manifest(champion)
+        model = RankingModel.load(champion)
+        trained_on = int(manifest["facts"]["problems"])
+    except (ArtifactError, KeyError, TypeError, ValueError):
+        return None
+    try:
+        record = held.read_record(champion, manifest)
+    except ArtifactError:
+        return Standing(champion.name, trained_on)
+    noted_curves = record["curves_with_default"].get("model", [])
+    noted = {item["evidence"]: curve for item, curve in zip(record["problems"], noted_curves, strict=True)}
+    seen = set(record["trained_shapes"])
+    rows, curves = [], []
+    for row, case in enumerate(results.cases):
+        if results.evidence[row] in noted:
+            curve = np.asarray(noted[results.evidence[row]], dtype=np.float64)
+        elif held.shape_hash(case.problem) in seen:
+            continue
+        else:
+            try:
+                curve = held.curve_of(model, case)
+            except ModelError:
+                continue
+        rows.append(row)
+        curves.append(curve)
+    if not rows:
+        return Standing(champion.name, trained_on)
+    theirs: Scores = held.scores_of(np.array(curves))
+    return Standing(champion.name, trained_on, len(rows), theirs, results.scores(rows=rows))
+
+
+def _track(path: Path, results: held.HeldOut | None, decision: Decision, started: float) -> Tracked:
+    manifest = read_manifest(path)
+    facts = manifest["facts"]
+    operation, device, name = facts["operation"], facts["device"]["name"], path.name
+    metrics = {
+        f"dataset_{key}": float(facts[key]) for key in ("problems", "shapes", "measurements", "failures")
+    }
+    if results is not None:
+        metrics |= _metrics(facts["held_out"]["rankers"])
+        metrics["held_out_problems"] = float(len(results.cases))
+    metrics["promoted"] = float(decision.promoted)
+    composition = {
+        **{f"workload_{key or 'none'}": count for key, count in facts["workloads"].items()},
+        **{f"dtype_{key}": count for key, count in facts["dtypes"].items()},
+    }
+    with ExitStack() as stack:
+        files = [TrackedFile(str(path), "model")]
+        warning = ""
+        try:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="kernelcast-")))
+            files += _plots(path, folder)
+        except Exception as error:  # noqa: BLE001 - a plot that cannot be drawn must not end a training
+            warning = f"No plots were kept with the run ({type(error).__name__}: {error})."
+            _log.warning(warning)
+        tracked = track(
+            Run(
+                experiment=f"kernelcast/{operation}",
+                name=f"{device} {name}",
+                parameters={
+                    **{f"estimator.{key}": value for key, value in facts["hyperparameters"].items()},
+                    "seed": facts["seed"],
+                    "dataset_hash": facts["dataset_hash"],
+                    "held_out": facts["held_out"].get("how", "nothing"),
+                    "schema_hash": manifest["schema_hash"],
+                    **composition,
+                },
+                metrics=metrics,
+                tags={
+                    "device": device,
+                    "operation": operation,
+                    "version": name,
+                    "kernelcast_version": facts["kernelcast_version"],
+                    "promoted": str(decision.promoted).lower(),
+                    "gate": decision.reason,
+                    **{f"library.{key}": value for key, value in facts["libraries"].items()},
+                },
+                files=tuple(files),
+                start_s=started,
+                end_s=time.time(),
+            )
+        )
+    return (
+        tracked if not warning else Tracked(tracked.run_id, tracked.spooled, f"{tracked.warning} {warning}".strip())
+    )
+
+
+def _metrics(rankers: Mapping[str, Any]) -> dict[str, float]:
+    """Held-out efficiencies by name: ``efficiency_at_3_with_default``, ``baseline_random_efficiency_at_1``, ..."""
+    found = {}
+    for ranker, kinds in rankers.items():
+        prefix = "" if ranker == "model" else f"baseline_{ranker}_"
+        for kind, suffix in (("with_default", "_with_default"), ("without_default", "")):
+            for k in KS:
+                values = kinds[kind][str(k)]
+                found[f"{prefix}efficiency_at_{k}{suffix}"] = values["geomean"]
+                if ranker == "model":
+                    found[f"efficiency_p5_at_{k}{suffix}"] = values["p5"]
+                    found[f"efficiency_worst_at_{k}{suffix}"] = values["worst"]
+    return found
+
+
+def _plots(path: Path, folder: Path) -> list[TrackedFile]:
+    from kernelcast.training.report import write_report
+    from kernelcast.training.report_plots import plots_of
+
+    manifest = read_manifest(path)
+    record = held.read_record(path, manifest)
+    files = []
+    for name, svg in plots_of(record).items():
+        (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
+        files.append(TrackedFile(str(folder / f"{name}.svg"), "plots"))
+    write_report(folder / "report.html", [registry.model_at(path)])
+    files.append(TrackedFile(str(folder / "report.html")))
+    return files
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "absent"
