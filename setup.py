@@ -17,5 +17,6 @@ for room in ROOMS:
 setup(
     package_dir=package_dir,
     packages=packages,
-    package_data={"kernelcast": ["py.typed", "**/*.toml", "**/*.html"]},
+    # In every package: a room may hold data beside its modules.
+    package_data={"": ["py.typed", "*.toml", "*.html"]},
 )

@@ -2,8 +2,8 @@
 
 ::
 
-    manifest.json      operation, feature schema, facts of the training, SHA-256 of every other file, and of itself;
-                       to the byte as written here, so that any change shows
+    manifest.json      operation, feature schema, facts of the training, SHA-256 of every other file, and of what
+                       itself says (white space does not count)
     <head>.json        xgboost's own format: any xgboost reads it
     <head>.npz         the arrays of kernelcast.costmodel.forest, for a fast start without xgboost
 
@@ -73,7 +73,7 @@ def write_artifact(
     }
     try:
         full["digest"] = _digest(full)
-        files[_MANIFEST] = _manifest_bytes(full)
+        files[_MANIFEST] = (json.dumps(full, indent=1, sort_keys=True) + "\n").encode()
     except (TypeError, ValueError) as error:
         raise ArtifactError(f"The manifest of {folder} is not plain JSON: {error}.") from error
     # A name of its own: another process may be writing the same model.
@@ -99,10 +99,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_MANIFEST_BYTES:
             raise ArtifactError(f"{path} is larger than any manifest.")
-        content = path.read_bytes()
-        manifest = json.loads(content)
+        manifest = json.loads(path.read_bytes())
         manifest_version = int(manifest["artifact_version"])
-        intact = _manifest_bytes(manifest) == content and manifest.pop("digest") == _digest(manifest)
+        intact = manifest.pop("digest") == _digest(manifest)
     except FileNotFoundError as error:
         raise ArtifactError(f"{folder} is not a model: it has no {_MANIFEST}.") from error
     except OSError as error:
@@ -183,10 +182,6 @@ def _read_checked(path: Path, expected: str) -> bytes:
 
 def _digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
-def _manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
-    return (json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:

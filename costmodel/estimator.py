@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from kernelcast.costmodel.forest import Forest
+from kernelcast.costmodel.heads import combined, compress, relative_log
 from kernelcast.errors import MissingExtraError, ModelError
 
 try:
-    from sklearn.base import BaseEstimator, RegressorMixin, clone
+    from sklearn.base import BaseEstimator, RegressorMixin
     from sklearn.utils.validation import check_is_fitted
 except ImportError as _error:
     raise MissingExtraError("scikit-learn", "train", "Fitting a cost model") from _error
@@ -22,31 +23,34 @@ _ERROR_TREES = 60
 #: Standard deviation of the error of a difference where there are too few problems to leave some out.
 _UNKNOWN_ERROR = 0.15
 
+#: A candidate r times slower than the problem's best counts ``r ** -_ERROR_FOCUS`` in the error head.
+_ERROR_FOCUS = 1.0
 #: Added to squared errors before their logarithm is taken, which 0 has none of.
 _LEAST_SQUARE = 1e-6
-
-__all__ = ["CostModel", "clone"]
 
 
 class CostModel(RegressorMixin, BaseEstimator):
     """Predicts the log latency of candidates, and so ranks them.
 
-    Three heads share one feature matrix:
+    Four heads share one feature matrix:
 
-    * ``relative`` predicts log latency less its mean over the problem. It alone decides the order: the shape's own
-      level, by far the largest part of the variance, cannot hide the differences between candidates.
+    * ``relative`` predicts log latency less its mean over the problem: the shape's own level, by far the largest part
+      of the variance, cannot hide the differences between candidates.
+    * ``slowdown`` predicts the compressed log slowdown over the problem's best, and so spends its splits on the
+      candidates that may be the best. The order is by the mean of the two, :func:`kernelcast.costmodel.heads.combined`.
     * ``level`` predicts log latency as it is; its mean over a problem's candidates sets the level.
-    * ``error`` predicts how far a difference of two ``relative`` is off, fitted on problems that were left out in turn.
+    * ``error`` predicts how far a predicted difference is off, fitted on problems that were left out in turn.
 
     Args:
-        n_estimators: trees of the relative head.
-        max_depth: depth of its trees.
+        n_estimators: trees of each of the first two heads.
+        max_depth: depth of their trees.
         learning_rate: shrinkage.
         min_child_weight: least sum of weights in a leaf.
         subsample: share of the rows that each tree sees.
         colsample_bytree: share of the features that each tree sees.
         reg_lambda: L2 penalty of the leaves.
-        focus: a candidate r times slower than the problem's best has weight ``r ** -focus``; 0 weighs all alike.
+        focus: in the relative head a candidate r times slower than the problem's best has weight ``r ** -focus``; 0 weighs
+            all alike.
         error_folds: folds of problems for the error head; below 2, or with fewer problems, one error for all.
         random_state: seed.
         n_jobs: threads of the fit. The result does not depend on it.
@@ -54,14 +58,14 @@ class CostModel(RegressorMixin, BaseEstimator):
 
     def __init__(
         self,
-        n_estimators: int = 400,
+        n_estimators: int = 250,
         max_depth: int = 8,
-        learning_rate: float = 0.06,
+        learning_rate: float = 0.08,
         min_child_weight: float = 2.0,
         subsample: float = 0.8,
         colsample_bytree: float = 0.6,
         reg_lambda: float = 1.0,
-        focus: float = 0.5,
+        focus: float = 0.0,
         error_folds: int = 3,
         random_state: int = 0,
         n_jobs: int | None = None,
@@ -79,7 +83,7 @@ class CostModel(RegressorMixin, BaseEstimator):
         self.n_jobs = n_jobs
 
     def fit(self, X: np.ndarray, y: np.ndarray, groups: np.ndarray) -> CostModel:
-        """Fit the three heads.
+        """Fit the four heads.
 
         Args:
             X: float32 [rows, features]; NaN is a missing value.
@@ -119,14 +123,12 @@ class CostModel(RegressorMixin, BaseEstimator):
         # A candidate alone in its problem is its own mean: it says nothing of differences, only of the level.
         pairs = counts[group] > 1
         compared, relative = X[pairs], (y - mean[group])[pairs]
-        weights = np.exp(-self.focus * (y - best[group]))[pairs]
+        slowdown = (y - best[group])[pairs]
         _, compared_group = np.unique(group[pairs], return_inverse=True)
 
         self.n_features_in_ = X.shape[1]
         self.boosters_: dict[str, Any] = {}
-        self.boosters_["relative"] = self._boost(
-            compared, relative, weights, self.n_estimators, self.random_state
-        )
+        self.boosters_ |= self._boost_order(compared, relative, slowdown, self.n_estimators)
         self.boosters_["level"] = self._boost(
             X,
             y - y.mean(),
@@ -137,7 +139,7 @@ class CostModel(RegressorMixin, BaseEstimator):
             max_depth=min(self.max_depth, 6),
         )
         self.level_mean_ = float(y.mean())
-        self._fit_error(compared, relative, weights, compared_group)
+        self._fit_error(compared, relative, slowdown, compared_group)
         self.forests_ = {
             name: Forest.from_xgboost_json(bytes(booster.save_raw("json")))
             for name, booster in self.boosters_.items()
@@ -147,7 +149,7 @@ class CostModel(RegressorMixin, BaseEstimator):
     def predict(self, X: np.ndarray) -> np.ndarray:
         """Log latency of rows that are all of one problem, up to a constant of the problem: [rows]."""
         check_is_fitted(self, "forests_")
-        return self.forests_["relative"].predict(np.asarray(X, dtype=np.float32))
+        return relative_log(self.forests_, np.asarray(X, dtype=np.float32))
 
     def _boost(
         self,
@@ -180,11 +182,25 @@ class CostModel(RegressorMixin, BaseEstimator):
             parameters, xgboost.DMatrix(X, label=target, weight=weights), num_boost_round=trees
         )
 
-    def _fit_error(self, X: np.ndarray, relative: np.ndarray, weights: np.ndarray, group: np.ndarray) -> None:
+    def _boost_order(
+        self, X: np.ndarray, relative: np.ndarray, slowdown: np.ndarray, trees: int
+    ) -> dict[str, Any]:
+        """The two heads that decide the order."""
+        weights = np.exp(-self.focus * slowdown) if self.focus else None
+        return {
+            "relative": self._boost(X, relative, weights, trees, self.random_state),
+            "slowdown": self._boost(X, compress(slowdown), None, trees, self.random_state),
+        }
+
+    def _fit_error(
+        self, X: np.ndarray, relative: np.ndarray, slowdown: np.ndarray, group: np.ndarray
+    ) -> None:
         """Fit the log of the error of a difference on problems left out, then scale it to be a standard deviation."""
         import xgboost
 
         counts = np.bincount(group)
+        # What matters is the error among the candidates that may be chosen.
+        weights = np.exp(-_ERROR_FOCUS * slowdown)
         folds = min(self.error_folds, len(counts))
         if folds < 2:
             square = np.full(len(X), _UNKNOWN_ERROR**2)
@@ -193,10 +209,12 @@ class CostModel(RegressorMixin, BaseEstimator):
             residual = np.empty(len(X))
             for held in range(folds):
                 out = fold == held
-                booster = self._boost(
-                    X[~out], relative[~out], weights[~out], self.n_estimators // 2, self.random_state
+                heads = self._boost_order(
+                    X[~out], relative[~out], slowdown[~out], max(self.n_estimators // 2, 1)
                 )
-                residual[out] = booster.predict(xgboost.DMatrix(X[out])) - relative[out]
+                left = xgboost.DMatrix(X[out])
+                residual[out] = combined(heads["relative"].predict(left), heads["slowdown"].predict(left))
+                residual[out] -= relative[out]
             # The mean over the problem's other candidates j of (residual_i - residual_j)^2, from sums over the problem.
             residual -= (np.bincount(group, weights=residual) / counts)[group]
             spread = np.bincount(group, weights=residual**2) / counts

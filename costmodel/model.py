@@ -12,6 +12,7 @@ import numpy as np
 
 from kernelcast.costmodel.artifact import read_artifact, write_artifact
 from kernelcast.costmodel.forest import Forest
+from kernelcast.costmodel.heads import HEADS, relative_log
 from kernelcast.costmodel.prediction import Prediction
 from kernelcast.errors import ArtifactError, InvalidRecordError, ModelError
 from kernelcast.featurizer import FeatureSchema, Featurizer
@@ -19,8 +20,6 @@ from kernelcast.kernels import CandidateTable, Device, Problem, operation_names
 
 if TYPE_CHECKING:
     from kernelcast.costmodel.estimator import CostModel
-
-_HEADS = ("relative", "level", "error")
 
 #: No prediction claims to be surer than this, in log latency.
 _LEAST_ERROR = 0.005
@@ -87,7 +86,7 @@ class RankingModel:
             raise ArtifactError(
                 f"The model's level is {self.level_mean} and its error {self.error_mean}; both must be finite."
             )
-        for name in _HEADS:
+        for name in HEADS:
             if name not in self.forests:
                 raise ArtifactError(f"The model has no head {name!r}.")
             if self.forests[name].width != len(self._featurizer.names):
@@ -117,12 +116,14 @@ class RankingModel:
         Raises:
             ModelError: nothing to fit on.
         """
-        from kernelcast.costmodel.estimator import CostModel, clone
+        from kernelcast.costmodel.estimator import CostModel
 
         if not data:
             raise ModelError("There is no measured problem to fit on. Collect or import some.")
         schema = schema_of(data)
         X, y, groups = design(data, schema)
+        from sklearn.base import clone
+
         # A copy: two models fitted with one estimator must not save each other's trees.
         fitted = (CostModel() if estimator is None else clone(estimator)).fit(X, y, groups=groups)
         return cls(schema, fitted.forests_, fitted.level_mean_, fitted.error_mean_, estimator=fitted)
@@ -139,7 +140,7 @@ class RankingModel:
         """
         features = self._featurizer(problem, table, device)
         covered = self._featurizer.covers(table)
-        relative = self.forests["relative"].predict(features)
+        relative = relative_log(self.forests, features)
         level = self.forests["level"].predict(features)
         # The level is the mean over the candidates that the model knows; others must not shift it.
         known = covered if covered.any() else np.ones(len(table), dtype=bool)
@@ -156,7 +157,7 @@ class RankingModel:
         """
         if self.estimator is None:
             raise ModelError("A loaded model has no xgboost booster to save; copy its folder instead.")
-        boosters = {name: bytes(self.estimator.boosters_[name].save_raw("json")) for name in _HEADS}
+        boosters = {name: bytes(self.estimator.boosters_[name].save_raw("json")) for name in HEADS}
         manifest = {
             "operation": self.operation,
             "schema": self.schema.to_dict(),

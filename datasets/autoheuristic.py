@@ -33,6 +33,9 @@ _HEADER_LINES = 2
 
 _TARGETS = ("choice", "feedback")
 
+#: A thousand years. Nothing that was measured took longer.
+_MAX_MS = 3.2e13
+
 
 @register_importer
 class AutoHeuristic(Importer):
@@ -115,20 +118,21 @@ def _read_kind(file: str, header: Any) -> Kind:
 
 def _check_device(file: str, header: dict[str, Any], device: Device) -> None:
     capability, shared = header.get("device_capa"), header.get("shared_memory")
-    whole = [capability[0], capability[1], shared] if _is_pair(capability) else [None]
-    if not all(isinstance(value, int) and not isinstance(value, bool) for value in whole):
+    pair = capability if isinstance(capability, list) and len(capability) == 2 else [None, None]
+    if not all(type(value) is int for value in (*pair, shared)):
         raise ImportFileError(
             file, f"device_capa is {capability!r} and shared_memory {shared!r}; they must be numbers.", line=1
         )
+    major, minor = pair
     prefix = "gfx" if device.vendor == "amd" else "sm"
-    architecture = f"{prefix}{capability[0]}{capability[1]}"
+    architecture = f"{prefix}{major}{minor}"
     # A letter may follow: sm90a, gfx942 (of 9.4), gfx90a.
     if not device.architecture.startswith(architecture) or (
         device.vendor != "amd" and device.architecture.removeprefix(architecture) not in ("", "a")
     ):
         raise ImportFileError(
             file,
-            f"it was measured on a device of compute capability {capability[0]}.{capability[1]} ({architecture}), "
+            f"it was measured on a device of compute capability {major}.{minor} ({architecture}), "
             f"but {device.name} is {device.architecture}. Give the right --device.",
             line=1,
         )
@@ -140,10 +144,6 @@ def _check_device(file: str, header: dict[str, Any], device: Device) -> None:
             f"but {device.name} has {device.shared_bytes_per_block}. Give the right --device.",
             line=1,
         )
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2
 
 
 def _read_rows(source: _Source) -> pa.Table:
@@ -176,8 +176,8 @@ def _read_rows(source: _Source) -> pa.Table:
         raise ImportFileError(source.file, f"its rows cannot be read: {error}.") from error
     rows = rows.unify_dictionaries().combine_chunks()
     feedback_ms = rows.column("feedback").to_numpy()
-    # Not a number, zero, negative; or so large that in microseconds it is infinite.
-    bad = ~(feedback_ms > 0) | (np.isinf(feedback_ms * 1e3) & ~np.isinf(feedback_ms))
+    # Not a number, zero, negative; or too large for anything but a fault.
+    bad = ~(feedback_ms > 0) | ((feedback_ms > _MAX_MS) & ~np.isinf(feedback_ms))
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         raise source.refusal(
@@ -190,14 +190,17 @@ def _read_rows(source: _Source) -> pa.Table:
 
 def _raise_first_fault(source: _Source) -> None:
     """Read line by line until one is wrong, and say which."""
-    last = 0
-    for last, line in source.lines():
+    lines = list(source.lines())
+    unfinished = None if source.data.endswith(b"\n") else lines.pop()
+    for number, line in lines:
         problem = _fault(line, source)
         if problem:
-            raise ImportFileError(source.file, problem, line=last)
-    if not source.data.endswith(b"\n"):
+            raise ImportFileError(source.file, problem, line=number)
+    if unfinished is not None:
         raise ImportFileError(
-            source.file, "the last line does not end. The file was cut short: fetch it again.", line=last
+            source.file,
+            "the last line does not end. The file was cut short: fetch it again.",
+            line=unfinished[0],
         )
 
 
@@ -253,8 +256,7 @@ def _records(source: _Source, rows: pa.Table, device: Device, workload: str) -> 
 
 def _problems(source: _Source, rows: pa.Table) -> tuple[list[Problem], np.ndarray]:
     """The distinct problems in order of first appearance, and the number of each row's."""
-    import pandas as pd
-
+    pd = segments.require_pandas()
     features = source.columns[:-2]
     numbers = {name: rows.column(name).to_numpy() for name in source.kind.numerical}
     texts = {name: rows.column(name).chunk(0) for name in source.kind.categorical}
@@ -309,7 +311,7 @@ def _table(
     workload: str,
 ) -> pa.Table:
     """Rows of the store's columns: one a group, ``sample_counts`` of the samples each, none for a failure."""
-    pa = segments.require_arrow()
+    arrow = segments.require_arrow()
     length = len(sample_counts)
     fingerprint = device.fingerprint
     ids = [
@@ -330,7 +332,7 @@ def _table(
         return _repeat([value], np.zeros(length, dtype=np.int64))
 
     columns = {
-        "id": pa.array(ids, pa.string()),
+        "id": arrow.array(ids, arrow.string()),
         "operation": of_problem(lambda problem: problem.operation),
         "workload": same(workload),
         "device": same(device.name),
@@ -342,18 +344,20 @@ def _table(
         "problem_id": of_problem(problem_id),
         "shape_id": of_problem(shape_id),
         "dtype": of_problem(lambda problem: problem.dtype),
-        "latency_us": pa.array(medians),
-        "samples_us": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(samples_us)),
-        "sample_count": pa.array(sample_counts),
+        "latency_us": arrow.array(medians),
+        "samples_us": arrow.ListArray.from_arrays(
+            arrow.array(offsets, arrow.int32()), arrow.array(samples_us)
+        ),
+        "sample_count": arrow.array(sample_counts),
         # The file says inf whatever went wrong; what a tile that does not fit raises is by far the commonest.
         "outcome": _repeat(["ok", "out_of_resources"], failed.astype(np.int64)),
-        "detail": pa.array(np.where(failed, "recorded as inf", "").tolist(), pa.string()),
+        "detail": arrow.array(np.where(failed, "recorded as inf", "").tolist(), arrow.string()),
         "source": same(environment.source),
         "environment": same(segments.facts_json(environment)),
-        "protocol": pa.array(_protocols(samples_us, sample_counts, medians), pa.string()),
-        "created_at": pa.array(np.zeros(length)),
+        "protocol": arrow.array(_protocols(samples_us, sample_counts, medians), arrow.string()),
+        "created_at": arrow.array(np.zeros(length)),
     }
-    return segments.conform(pa.table(columns))
+    return segments.conform(arrow.table(columns))
 
 
 def _repeat(values: list[str], numbers: np.ndarray) -> pa.Array:

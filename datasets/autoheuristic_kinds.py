@@ -134,8 +134,8 @@ def _tf32(facts: Mapping[str, Any], dtype: str) -> bool:
 
 def _mm(facts: Mapping[str, Any]) -> Problem:
     dtype = _one_dtype(facts)
-    dims = dict(_dims(facts, ("m", "n", "k")))
-    return GEMM.problem(dtype=dtype, allow_tf32=_tf32(facts, dtype), **dims, **_layouts(facts))
+    values: dict[str, Any] = {**dict(_dims(facts, ("m", "n", "k"))), **_layouts(facts)}
+    return GEMM.problem(dtype=dtype, allow_tf32=_tf32(facts, dtype), **values)
 
 
 def _mixed_mm(facts: Mapping[str, Any]) -> Problem:

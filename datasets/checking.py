@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernelcast.datasets import segments
 from kernelcast.datasets.journal import check_schema, read_lines
@@ -56,27 +56,38 @@ def faults(root: Path) -> list[str]:
     unnamed: dict[str, Path] = {}
     known: set[str] = set()
 
-    def attempt(step: Callable[[], Any]) -> Any:
+    def attempt(step: Callable[[Path], set[str]], path: Path) -> set[str]:
         try:
-            return step()
+            return step(path)
         except (StoreError, InvalidRecordError) as error:
             found.append(str(error))
-        return None
+        return set()
 
-    attempt(lambda: check_schema(root))
+    attempt(_check_version, root)
     for path in files_in(root / "devices", ".json"):
         known.add(path.stem)
-        attempt(lambda path=path: read_device(path))
-    for path in files_in(root / "parquet", ".parquet"):
-        for fingerprint in attempt(lambda path=path: _check_segment(path)) or ():
-            unnamed.setdefault(fingerprint, path)
-    for path in files_in(root / "journal", ".jsonl"):
-        for fingerprint in attempt(lambda path=path: _check_journal(path)) or ():
-            unnamed.setdefault(fingerprint, path)
+        attempt(_check_device, path)
+    for folder, suffix, step in (
+        ("parquet", ".parquet", _check_segment),
+        ("journal", ".jsonl", _check_journal),
+    ):
+        for path in files_in(root / folder, suffix):
+            for fingerprint in attempt(step, path):
+                unnamed.setdefault(fingerprint, path)
     for fingerprint, path in sorted(unnamed.items()):
         if fingerprint not in known:
             found.append(f"{path} names the device {fingerprint}, whose facts are not in {root / 'devices'}.")
     return found
+
+
+def _check_version(root: Path) -> set[str]:
+    check_schema(root)
+    return set()
+
+
+def _check_device(path: Path) -> set[str]:
+    read_device(path)
+    return set()
 
 
 def _check_segment(path: Path) -> set[str]:

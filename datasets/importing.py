@@ -285,7 +285,7 @@ def _read_zip(
 
 
 def _read_limited(
-    stream: IO[bytes],
+    stream: IO[bytes] | gzip.GzipFile,
     file: str,
     packed_bytes: int,
     on_bytes: Callable[[int], None],

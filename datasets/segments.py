@@ -94,6 +94,19 @@ def require_arrow() -> Any:
     return pa
 
 
+def require_pandas() -> Any:
+    """The pandas module.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise MissingExtraError("pandas", "train", "Working with measurements as a frame") from error
+    return pd
+
+
 @lru_cache(maxsize=1)
 def segment_schema() -> pa.Schema:
     """The Arrow schema of a segment. What repeats from row to row is held as a dictionary."""

@@ -16,7 +16,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -33,7 +32,7 @@ from kernelcast.datasets.journal import (
 )
 from kernelcast.datasets.query import Conditions, Query
 from kernelcast.datasets.record import Measurement
-from kernelcast.errors import MissingExtraError, StoreError
+from kernelcast.errors import StoreError
 from kernelcast.kernels import Device, Problem
 
 if TYPE_CHECKING:
@@ -121,8 +120,7 @@ class Store:
         Raises:
             StoreError: see the class; or a column is unknown.
         """
-        if find_spec("pandas") is None:
-            raise MissingExtraError("pandas", "train", "Reading the store as a frame")
+        segments.require_pandas()
         return segments.plain(self._table(Query(**conditions), columns)).to_pandas()
 
     def measurements(self, **conditions: Unpack[Conditions]) -> Iterator[Measurement]:
@@ -250,7 +248,6 @@ class Store:
             measurements: records in any order; of several with one id the latest is added.
             on_progress: called with the number of records taken so far.
         """
-        pa = segments.require_arrow()
         rest = iter(measurements)
         tables: list[pa.Table] = []
         taken = 0
@@ -261,7 +258,7 @@ class Store:
                 on_progress(taken)
         if not tables:
             return AddResult(0, 0)
-        return self.add_table(pa.concat_tables(tables))
+        return self.add_table(_concatenate(tables))
 
     def add_table(self, table: pa.Table) -> AddResult:
         """Add records that are columns already, as :meth:`add_many` does.
@@ -332,7 +329,8 @@ class Store:
             tables = [segments.read_segment(path) for path in old]
             journaled = segments.table_of(record for path in journals for record in read_journal(path))
             rows = segments.drop_repeats(_concatenate([*tables, journaled.replace_schema_metadata(None)]))
-            kept = rows if drop is None else rows.filter(~drop.expression())
+            dropped = None if drop is None else drop.expression()
+            kept = rows if dropped is None else rows.filter(~dropped)
             unchanged = len(old) == 1 and kept.num_rows == tables[0].num_rows and not journaled.num_rows
             if not unchanged:
                 if kept.num_rows:

@@ -9,7 +9,7 @@ import numpy as np
 
 from kernelcast.errors import ModelError
 from kernelcast.featurizer.analytic import ANALYTIC_UNITS, analytic_costs
-from kernelcast.featurizer.extra import alignment, extra_features, extra_names
+from kernelcast.featurizer.extra import alignment, extra_features, extra_names, left_out
 from kernelcast.featurizer.schema import FeatureSchema
 from kernelcast.kernels import Block, CandidateTable, Device, Problem, operation, variants
 from kernelcast.kernels.problem import DTYPE_BYTES
@@ -53,7 +53,8 @@ class Featurizer:
         return list(self._units.values())
 
     @cached_property
-    def _units(self) -> dict[str, str]:
+    def _problem_units(self) -> dict[str, str]:
+        """The columns that all candidates of a problem share, those included that the operation does without."""
         schema = self.schema
         units = {f"log2_{name}": "log2" for name in schema.dims}
         units |= {f"alignment_{name}": "log2" for name in schema.dims}
@@ -67,6 +68,19 @@ class Featurizer:
                 "needed_bytes": "log2 bytes",
                 "intensity": "log2 FLOP/byte",
             }
+        return units
+
+    @cached_property
+    def _kept(self) -> list[int]:
+        """Places of the shared columns that stay."""
+        without = left_out(self.schema.operation)
+        return [place for place, name in enumerate(self._problem_units) if name not in without]
+
+    @cached_property
+    def _units(self) -> dict[str, str]:
+        schema = self.schema
+        shared = list(self._problem_units.items())
+        units = dict(shared[place] for place in self._kept)
         units |= {f"variant_{name}": "1" for name in self._variant_at}
         units |= {
             f"parameter_{coding.name}": "code" if coding.categories else "1" for coding in schema.parameters
@@ -106,7 +120,7 @@ class Featurizer:
             raise ModelError(f"The model is of {schema.operation}; the problem is {problem}.")
         out = np.full((len(table), len(self._columns)), np.nan)
         try:
-            out[:, : self._problem_width] = self._problem_features(problem)
+            out[:, : len(self._kept)] = self._problem_features(problem)
             start = 0
             for block in table.blocks:
                 rows = slice(start, start + block.length)
@@ -119,11 +133,6 @@ class Featurizer:
         # log2(0) is, to the trees, simply very small. Not as small as float32 goes: xgboost puts its outermost
         # thresholds at twice the largest value, which must be finite too.
         return np.clip(out, -1e30, 1e30).astype(np.float32)
-
-    @cached_property
-    def _problem_width(self) -> int:
-        schema = self.schema
-        return 2 * len(schema.dims) + len(schema.options) + 4 + (3 if schema.with_work else 0)
 
     def _problem_features(self, problem: Problem) -> list[float]:
         schema = self.schema
@@ -146,11 +155,11 @@ class Featurizer:
             found = operation(schema.operation)
             flops, traffic = found.flops(problem), found.traffic_bytes(problem)
             values += [_log2(flops), _log2(traffic), _log2(flops) - _log2(traffic)]
-        return values
+        return [values[place] for place in self._kept]
 
     def _candidate_features(self, problem: Problem, block: Block, device: Device, out: np.ndarray) -> None:
         schema = self.schema
-        at = self._problem_width
+        at = len(self._kept)
         out[:, at : at + len(self._variant_at)] = 0.0
         if block.variant in self._variant_at:
             out[:, at + self._variant_at[block.variant]] = 1.0

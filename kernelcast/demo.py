@@ -111,11 +111,15 @@ def run(
     store = settings.store_dir()
     results = [OperationResult(name) for name in operations]
     complete = True
-    for number, (workload, plan) in enumerate(((TRAIN_WORKLOAD, TRAIN_PLAN), (HELD_OUT_WORKLOAD, HELD_OUT_PLAN))):
+    for number, (workload, plan) in enumerate(
+        ((TRAIN_WORKLOAD, TRAIN_PLAN), (HELD_OUT_WORKLOAD, HELD_OUT_PLAN))
+    ):
         problems_of = held_out_problems if number else training_problems
         for result in results:
             problems = problems_of(result.operation, device)
-            listener.stage(f"measuring {len(problems)} {'held-out' if number else 'training'} problems of {result.operation}")
+            listener.stage(
+                f"measuring {len(problems)} {'held-out' if number else 'training'} problems of {result.operation}"
+            )
             summary = collect(
                 problems,
                 device,
@@ -135,7 +139,11 @@ def run(
         listener.stage(f"training {result.operation}")
         data = load_problems(Store(store), result.operation, device=device, workloads=[TRAIN_WORKLOAD])
         result.trained = train(
-            data, device=device, models_dir=settings.models_dir(), tracking=tracking, on_progress=listener.training
+            data,
+            device=device,
+            models_dir=settings.models_dir(),
+            tracking=tracking,
+            on_progress=listener.training,
         )
     for result in results:
         listener.stage(f"selecting for problems of {result.operation} that the model never saw")

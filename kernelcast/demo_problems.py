@@ -21,7 +21,14 @@ _LINEAR_TRAIN = {
 }
 _LINEAR_HELD_OUT = {"Llama-2-7B": ((12288, 4096), (4096, 11008)), "DeepSeek-V3": ((2112, 7168), (7168, 2048))}
 #: (m, n, k): a small output over a long sum.
-_SKINNY_TRAIN = ((16, 16, 4096), (64, 64, 4096), (32, 32, 16384), (64, 64, 16384), (16, 16, 32768), (128, 32, 8192))
+_SKINNY_TRAIN = (
+    (16, 16, 4096),
+    (64, 64, 4096),
+    (32, 32, 16384),
+    (64, 64, 16384),
+    (16, 16, 32768),
+    (128, 32, 8192),
+)
 _SKINNY_HELD_OUT = ((48, 48, 8192), (32, 64, 16384), (64, 16, 32768))
 
 #: (batch, c, height, k, kernel, stride, groups); the padding keeps the size.
@@ -108,13 +115,6 @@ _SOFTMAX_TRAIN = (
 )
 _SOFTMAX_HELD_OUT = ((1, 65536), (8, 32000), (128, 50257), (512, 2048), (2048, 1024), (32768, 256))
 
-_BUILDERS = {
-    "gemm": (_LINEAR_TRAIN, _LINEAR_HELD_OUT),
-    "conv2d": (_CONV_TRAIN, _CONV_HELD_OUT),
-    "attention": (_ATTENTION_TRAIN, _ATTENTION_HELD_OUT),
-    "softmax": (_SOFTMAX_TRAIN, _SOFTMAX_HELD_OUT),
-}
-
 
 def training_problems(operation: str, device: Device) -> list[Problem]:
     """The problems that a device's model is trained on."""
@@ -138,29 +138,43 @@ def _unique(values: Iterator[dict[str, Any]], operation: str, device: Device) ->
 
 
 def _values(operation: str, device: Device, *, held_out: bool) -> Iterator[dict[str, Any]]:
-    on_gpu = device.kind == "gpu"
-    rows = _BUILDERS[operation][held_out]
-    if operation == "gemm":
-        scale = 1 if on_gpu else 4
-        rows_m = ((16, 512, 4096) if on_gpu else (8, 96)) if held_out else ((1, 64, 2048) if on_gpu else (1, 32, 256))
-        layers = [layer for network in rows.values() for layer in network]  # type: ignore[attr-defined]
-        for n, k in layers:
-            for m in rows_m:
-                yield {"m": m, "n": n // scale, "k": k // scale, "layout": "nt"}
-        for m, n, k in _SKINNY_HELD_OUT if held_out else _SKINNY_TRAIN:
-            yield {"m": m, "n": n, "k": k}
-    elif operation == "conv2d":
-        for batch, c, size, k, kernel, stride, groups in rows:  # type: ignore[misc]
-            yield {
-                "n": batch * (16 if on_gpu else 1), "c": c, "h": size, "w": size, "k": k, "r": kernel, "s": kernel,
-                "stride_h": stride, "stride_w": stride, "pad_h": kernel // 2, "pad_w": kernel // 2, "groups": groups,
-            }  # fmt: skip
-    elif operation == "attention":
-        for batch, heads, kv_heads, q_len, kv_len, head_dim, causal in rows:  # type: ignore[misc]
-            yield {
-                "batch": batch * (8 if on_gpu else 1), "heads": heads, "kv_heads": kv_heads, "q_len": q_len,
-                "kv_len": kv_len, "head_dim": head_dim, "causal": causal,
-            }  # fmt: skip
+    builders = {"gemm": _gemm, "conv2d": _conv2d, "attention": _attention, "softmax": _softmax}
+    return builders[operation](held_out, device.kind == "gpu")
+
+
+def _gemm(held_out: bool, on_gpu: bool) -> Iterator[dict[str, Any]]:
+    scale = 1 if on_gpu else 4
+    if held_out:
+        networks, skinny, rows = _LINEAR_HELD_OUT, _SKINNY_HELD_OUT, (16, 512, 4096) if on_gpu else (8, 96)
     else:
-        for rows_count, columns in rows:  # type: ignore[misc]
-            yield {"rows": rows_count, "columns": columns}
+        networks, skinny, rows = _LINEAR_TRAIN, _SKINNY_TRAIN, (1, 64, 2048) if on_gpu else (1, 32, 256)
+    for layers in networks.values():
+        for n, k in layers:
+            for m in rows:
+                # A linear layer multiplies by the transpose of its weight.
+                yield {"m": m, "n": n // scale, "k": k // scale, "layout": "nt"}
+    for m, n, k in skinny:
+        yield {"m": m, "n": n, "k": k}
+
+
+def _conv2d(held_out: bool, on_gpu: bool) -> Iterator[dict[str, Any]]:
+    for batch, c, size, k, kernel, stride, groups in _CONV_HELD_OUT if held_out else _CONV_TRAIN:
+        yield {
+            "n": batch * (16 if on_gpu else 1), "c": c, "h": size, "w": size, "k": k, "r": kernel, "s": kernel,
+            "stride_h": stride, "stride_w": stride, "pad_h": kernel // 2, "pad_w": kernel // 2, "groups": groups,
+        }  # fmt: skip
+
+
+def _attention(held_out: bool, on_gpu: bool) -> Iterator[dict[str, Any]]:
+    for batch, heads, kv_heads, q_len, kv_len, head_dim, causal in (
+        _ATTENTION_HELD_OUT if held_out else _ATTENTION_TRAIN
+    ):
+        yield {
+            "batch": batch * (8 if on_gpu else 1), "heads": heads, "kv_heads": kv_heads, "q_len": q_len,
+            "kv_len": kv_len, "head_dim": head_dim, "causal": causal,
+        }  # fmt: skip
+
+
+def _softmax(held_out: bool, on_gpu: bool) -> Iterator[dict[str, Any]]:
+    for rows, columns in _SOFTMAX_HELD_OUT if held_out else _SOFTMAX_TRAIN:
+        yield {"rows": rows, "columns": columns}

@@ -204,9 +204,15 @@ def column_of(name: str, values: Sequence[ConfigValue]) -> np.ndarray:
     """The values of one parameter as a column from which :meth:`Block.at` gets them back, types included.
 
     Raises:
-        InvalidRecordError: the values are of several types, which an array would make one.
+        InvalidRecordError: the values are of several types, which an array would make one, or of a type or size that
+            a config cannot hold.
     """
     kinds = sorted({type(value).__name__ for value in values})
     if len(kinds) > 1:
         raise InvalidRecordError(f"The parameter {name!r} has values of several types: {', '.join(kinds)}.")
-    return np.array(values, dtype=None if values else np.int64)
+    column = np.array(values, dtype=None if values else np.int64)
+    if column.dtype.kind not in "biU":
+        raise InvalidRecordError(
+            f"The parameter {name!r} has the values {values!r}; they must be whole numbers of 64 bits, texts or flags."
+        )
+    return column

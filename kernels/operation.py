@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import itertools
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -180,12 +179,14 @@ class Variant(ABC):
             (parameter.quick or parameter.values) if subset == "default" else parameter.values
             for parameter in self.parameters
         ]
-        rows = list(itertools.product(*chosen))
-        columns = {
-            parameter.name: column_of(parameter.name, [row[i] for row in rows])
-            for i, parameter in enumerate(self.parameters)
-        }
-        return Block(self.name, columns, len(rows))
+        length = math.prod(len(values) for values in chosen)
+        columns, block = {}, length
+        # Row by row as itertools.product counts, the last parameter fastest.
+        for parameter, values in zip(self.parameters, chosen, strict=True):
+            block //= len(values)
+            column = np.repeat(column_of(parameter.name, values), block)
+            columns[parameter.name] = np.tile(column, length // len(column))
+        return Block(self.name, columns, length)
 
     def legal(self, problem: Problem, device: Device, block: Block) -> np.ndarray:
         """A bool array over the block's rows: True where every rule is met."""

@@ -2,7 +2,7 @@
 
 Every check is vectorised over the columns ``block_m``, ``block_n``, ``block_k``, ``num_warps`` and ``num_stages`` of
 the candidates of one problem with the dimensions m, n and k. The estimates were fitted to what Triton 3.9 compiles for
-sm80, sm90, sm100, sm120 and gfx942 (``tests/kernels/test_compile.py`` holds them to it).
+sm80, sm90, sm100, sm120, gfx942 and gfx950 (``tests/kernels/test_compile.py`` holds them to it).
 """
 
 from __future__ import annotations
@@ -103,9 +103,13 @@ def compute_capability(architecture: str) -> int:
 def input_precision(problem: Problem, architecture: str) -> str:
     """``tl.dot``'s input precision: TF32 where the problem allows it and the hardware has it.
 
-    AMD's gfx942 alone multiplies float32 inputs at that precision; permission to round is no duty to do so.
+    NVIDIA's chips have it from compute capability 8.0 on, of AMD's gfx942 alone; permission to round is no duty to do
+    so. An architecture that is not named counts as one that has it.
     """
-    has_tf32 = architecture == "gfx942" or not architecture.startswith("gfx")
+    if architecture.startswith("gfx"):
+        has_tf32 = architecture == "gfx942"
+    else:
+        has_tf32 = compute_capability(architecture) >= 80 or not architecture
     return "tf32" if problem.allow_tf32 and has_tf32 else "ieee"
 
 
@@ -200,9 +204,8 @@ def registers_per_thread(problem: Problem, columns: Columns, device: Device) -> 
 
 def tiles(problem: Problem, columns: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tiles along m, n and k, the ragged last ones included."""
-    return tuple(  # type: ignore[return-value]
-        -(-problem[name] // columns[f"block_{name}"]) for name in ("m", "n", "k")
-    )
+    along_m, along_n, along_k = (-(-problem[name] // columns[f"block_{name}"]) for name in ("m", "n", "k"))
+    return along_m, along_n, along_k
 
 
 def needs_wide_offsets(problem: Problem) -> bool:

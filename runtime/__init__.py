@@ -4,4 +4,13 @@ from kernelcast.runtime.cache import CacheKey, CacheWarning, SelectionCache
 from kernelcast.runtime.selection import SOURCES, Selection
 from kernelcast.runtime.selector import ModelWarning, Ranking, Selector
 
-__all__ = ["SOURCES", "CacheKey", "CacheWarning", "ModelWarning", "Ranking", "Selection", "SelectionCache", "Selector"]
+__all__ = [
+    "SOURCES",
+    "CacheKey",
+    "CacheWarning",
+    "ModelWarning",
+    "Ranking",
+    "Selection",
+    "SelectionCache",
+    "Selector",
+]

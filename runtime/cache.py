@@ -15,11 +15,14 @@ from pathlib import Path
 from kernelcast.datasets.journal import write_durably
 from kernelcast.datasets.record import Environment
 from kernelcast.errors import KernelcastError
-from kernelcast.kernels import Device, Problem, variants
+from kernelcast.kernels import Device, Problem, variant, variants
 from kernelcast.runtime.selection import Selection
 
 #: Version of an entry's layout; entries of another are misses.
 CACHE_VERSION = 1
+
+#: How long a live process may hold a key before others verify it themselves: a stopped one must not stop them all.
+LOCK_SECONDS = 300.0
 
 
 class CacheWarning(UserWarning):
@@ -52,7 +55,9 @@ class CacheKey:
             problem=problem.key,
             device=device.fingerprint,
             environment=(here.torch, here.triton, here.runtime, here.system),
-            variants=tuple(sorted((name, v.source_hash()) for name, v in variants(problem.operation).items())),
+            variants=tuple(
+                sorted((name, v.source_hash()) for name, v in variants(problem.operation).items())
+            ),
             top_k=top_k,
         )
 
@@ -67,10 +72,12 @@ class SelectionCache:
 
     Args:
         folder: where entries lie, one file each; None keeps them in memory alone.
+        lock_seconds: how long to wait for another process that holds a key.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, lock_seconds: float = LOCK_SECONDS) -> None:
         self.folder = folder
+        self._lock_seconds = lock_seconds
         self._memory: dict[CacheKey, Selection] = {}
         self._locks: dict[CacheKey, threading.Lock] = {}
         self._guard = threading.Lock()
@@ -84,10 +91,10 @@ class SelectionCache:
                 self._memory[key] = found
         return found
 
-    def put(self, key: CacheKey, selection: Selection) -> None:
-        """Keep a selection. A disk that cannot be written is a warning."""
+    def put(self, key: CacheKey, selection: Selection, *, on_disk: bool = True) -> None:
+        """Keep a selection: in memory, and on disk if ``on_disk``. A disk that cannot be written is a warning."""
         self._memory[key] = selection
-        if self.folder is None:
+        if self.folder is None or not on_disk:
             return
         entry = {"version": CACHE_VERSION, "key": asdict(key), "selection": selection.to_dict()}
         path = self._path(key)
@@ -119,7 +126,8 @@ class SelectionCache:
         """Hold a key against other threads and processes, so that it is verified once.
 
         The lock is the operating system's, on an open file: it ends with its holder, however that dies. Where the
-        folder cannot be written, only this process's threads are held off.
+        folder cannot be written or locked, or another process holds the key for too long, only this process's threads
+        are held off, with a warning.
         """
         with self._guard:
             thread_lock = self._locks.setdefault(key, threading.Lock())
@@ -130,9 +138,11 @@ class SelectionCache:
                 path = self.folder / "locks" / f"{key.digest}.lock"
                 try:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    stack.enter_context(FileLock(path))
-                except OSError as error:
-                    _warn(f"The selection cache {self.folder} cannot be locked ({error.strerror or error})")
+                    stack.enter_context(FileLock(path, timeout=self._lock_seconds))
+                # A time-out is an OSError too; the other says that the file system knows no locks.
+                except (OSError, NotImplementedError) as error:
+                    reason = getattr(error, "strerror", None) or error
+                    _warn(f"The selection cache {self.folder} cannot be locked ({reason})")
             yield
 
     def _path(self, key: CacheKey) -> Path:
@@ -147,12 +157,18 @@ class SelectionCache:
         try:
             entry = json.loads(path.read_bytes())
             if entry["version"] != CACHE_VERSION:
+                _warn(
+                    f"The cache entry {path} has layout {entry['version']!r}, not {CACHE_VERSION}, and was ignored"
+                )
                 return None
-            if json.dumps(entry["key"], sort_keys=True) != json.dumps(asdict(key), sort_keys=True):
+            selection = Selection.from_dict(entry["selection"])
+            same_key = json.dumps(entry["key"], sort_keys=True) == json.dumps(asdict(key), sort_keys=True)
+            if not same_key or selection.problem.key != key.problem:
                 _warn(f"The cache entry {path} is of another key and was ignored")
                 return None
-            return Selection.from_dict(entry["selection"])
-        except FileNotFoundError:
+            variant(selection.problem.operation, selection.candidate.variant)  # known here, or an error
+            return selection
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError, KernelcastError) as error:
             _warn(f"The cache entry {path} is broken and was ignored ({type(error).__name__}: {error})")

@@ -1,9 +1,10 @@
 """Drop-in operations with torch's signatures: they run the selected candidate.
 
-Each falls back to torch's own operator, and nothing else happens, where a gradient is needed, inside
-``torch.compile``, for tensor subclasses, for arguments that the catalogue does not cover (named in each docstring), and
-when ``KERNELCAST_DISABLE=1``. The choice depends on shapes, dtypes, strides, the device and torch's switches, never on
-values; the caller's tensors are only read.
+Each falls back to torch's own operator, and nothing else happens, where a gradient is needed (of any mode), inside
+``torch.compile``, ``torch.func`` transforms, tracing and autocast, under ``torch.use_deterministic_algorithms``, for
+tensor subclasses, sparse, nested and empty tensors, for arguments that the catalogue does not cover (named in each
+docstring), and when ``KERNELCAST_DISABLE=1``. The choice depends on shapes, dtypes, strides, the device and torch's
+switches, never on values; the caller's tensors are only read. A candidate that fails is forgotten, and torch's own runs.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 from kernelcast import settings
-from kernelcast.errors import InvalidProblemError
+from kernelcast.datasets.timing import tf32_allowed
+from kernelcast.errors import InvalidProblemError, SettingsError
 from kernelcast.kernels import Problem, operation, problem, variant
 from kernelcast.kernels.detect import detect
 from kernelcast.kernels.operation import Launcher
@@ -26,30 +29,41 @@ from kernelcast.runtime.selector import Selector
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
+#: What is remembered is dropped beyond this many keys: a server of ever new lengths must not grow without end.
+_MOST_KEYS = 100_000
+
 _launchers: dict[tuple[Any, ...], Launcher] = {}
+#: Of the keys that do not run torch's own: whom to tell, of what, and torch's own.
+_rescues: dict[tuple[Any, ...], tuple[Selector, Problem, Launcher]] = {}
 _selectors: dict[torch.device, Selector] = {}
 _guard = threading.RLock()
 _configured: dict[str, Any] = {}
 
 
 class LaunchWarning(UserWarning):
-    """A selected candidate failed to launch; torch's own operator ran instead."""
+    """A selected candidate failed, or none could be selected; torch's own operator ran instead."""
 
 
 def configure(**options: Any) -> None:
     """Set the options of the selectors behind :func:`select` and the drop-ins: those of :class:`Selector` but ``device``.
 
-    What was selected before in this process is forgotten, in memory only.
+    Options that are not named get their defaults back. What was selected before in this process is forgotten, in memory
+    only.
 
     Raises:
         SettingsError: an option has a value that cannot be used.
     """
+    if "device" in options:
+        raise SettingsError(
+            "configure takes no device: each tensor's own is used. Build a Selector for another one."
+        )
     with _guard:
         Selector(**options)  # refuses bad values now, not at the first call
         _configured.clear()
         _configured.update(options)
         _selectors.clear()
         _launchers.clear()
+        _rescues.clear()
 
 
 def selector_for(device: torch.device) -> Selector:
@@ -60,7 +74,9 @@ def selector_for(device: torch.device) -> Selector:
             if device.type == "cpu":
                 hardware = detect("cpu")
             else:
-                hardware = detect("gpu", device.index if device.index is not None else torch.cuda.current_device())
+                hardware = detect(
+                    "gpu", device.index if device.index is not None else torch.cuda.current_device()
+                )
             found = _selectors.setdefault(device, Selector(hardware, **_configured))
     return found
 
@@ -71,12 +87,15 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     torch's own for other ranks, dtypes other than float32, float16 and bfloat16, and operands of which no dimension
     is adjacent in memory.
     """
-    if a.dim() == 2 and b.dim() == 2 and _eligible(a, b) and a.shape[1] == b.shape[0]:
+    if _eligible(a, b) and a.dim() == 2 and b.dim() == 2 and a.shape[1] == b.shape[0]:
         key = ("gemm", a.shape, b.shape, a.stride(), b.stride(), a.dtype, a.device, _switches(a))
         launch = _launchers.get(key)
         if launch is None:
             launch = _resolve(key, a, torch.matmul, lambda: _gemm_problem(a, b))
-        return launch(a, b)
+        try:
+            return launch(a, b)
+        except Exception as error:  # noqa: BLE001 - see _rescue
+            return _rescue(key, launch, error)(a, b)
     return torch.matmul(a, b)
 
 
@@ -95,21 +114,30 @@ def conv2d(
     inputs that are neither contiguous nor channels-last.
     """
     usual = (input, weight) if bias is None else (input, weight, bias)
-    if not isinstance(padding, str) and input.dim() == 4 and weight.dim() == 4 and _eligible(*usual):
-        shape = (_pair(stride), _pair(padding), _pair(dilation), groups)
+    steps = (_pair(stride), _pair(padding), _pair(dilation), groups)
+    if (
+        None not in steps
+        and type(groups) is int
+        and _eligible(*usual)
+        and input.dim() == 4
+        and weight.dim() == 4
+        and (bias is None or bias.shape == weight.shape[:1])
+    ):
         key = (
-            "conv2d", input.shape, weight.shape, input.stride(), weight.stride(), input.dtype, input.device, shape,
+            "conv2d", input.shape, weight.shape, input.stride(), weight.stride(), input.dtype, input.device, steps,
             _switches(input),
         )  # fmt: skip
         launch = _launchers.get(key)
         if launch is None:
 
-            def own(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-                return F.conv2d(x, w, None, stride, padding, dilation, groups)
+            def own(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+                return F.conv2d(x, w, b, stride, padding, dilation, groups)
 
-            launch = _resolve(key, input, own, lambda: _conv2d_problem(input, weight, *shape))
-        out = launch(input, weight)
-        return out if bias is None else out.add_(bias.view(1, -1, 1, 1))
+            launch = _resolve(key, input, own, lambda: _conv2d_problem(input, weight, *steps), _then_bias)
+        try:
+            return launch(input, weight, bias)
+        except Exception as error:  # noqa: BLE001 - see _rescue
+            return _rescue(key, launch, error)(input, weight, bias)
     return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 
@@ -131,7 +159,7 @@ def attention(
     """
     plain = attn_mask is None and dropout_p == 0.0 and scale is None
     tensors = (query, key, value)
-    if plain and all(t.dim() == 4 and t.is_contiguous() for t in tensors) and _eligible(*tensors):
+    if plain and _eligible(*tensors) and all(t.dim() == 4 and t.is_contiguous() for t in tensors):
         found = (
             "attention", query.shape, key.shape, value.shape, query.dtype, query.device, is_causal, enable_gqa,
             _switches(query),
@@ -145,7 +173,10 @@ def attention(
             launch = _resolve(
                 found, query, own, lambda: _attention_problem(query, key, value, is_causal, enable_gqa)
             )
-        return launch(query, key, value)
+        try:
+            return launch(query, key, value)
+        except Exception as error:  # noqa: BLE001 - see _rescue
+            return _rescue(found, launch, error)(query, key, value)
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
@@ -154,10 +185,15 @@ def attention(
 def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
     """``torch.softmax`` over the last dimension of a contiguous tensor.
 
-    torch's own over another dimension, with another output dtype, and for inputs that are not contiguous or empty.
+    torch's own over another dimension, with another output dtype, and for inputs that are not contiguous.
     """
-    last = input.dim() > 0 and dim in (-1, input.dim() - 1)
-    if last and dtype in (None, input.dtype) and input.is_contiguous() and input.numel() and _eligible(input):
+    if (
+        _eligible(input)
+        and input.dim() > 0
+        and dim in (-1, input.dim() - 1)
+        and dtype in (None, input.dtype)
+        and input.is_contiguous()
+    ):
         columns = input.shape[-1]
         flat = input.view(-1, columns)
         key = ("softmax", flat.shape, input.dtype, input.device, _switches(input))
@@ -169,89 +205,138 @@ def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None
                 lambda x: torch.softmax(x, -1),
                 lambda: _problem("softmax", input, rows=flat.shape[0], columns=columns),
             )
-        return launch(flat).view(input.shape)
+        try:
+            return launch(flat).view(input.shape)
+        except Exception as error:  # noqa: BLE001 - see _rescue
+            return _rescue(key, launch, error)(flat).view(input.shape)
     return torch.softmax(input, dim, dtype)
 
 
 def _eligible(*tensors: torch.Tensor) -> bool:
     """Whether the catalogue may run these at all."""
-    first = tensors[0]
-    if first.dtype not in _DTYPES or first.device.type not in ("cpu", "cuda"):
+    # First, so that a compiler or tracer that follows this function follows no further.
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
+    first = tensors[0]
     needs_grad = torch.is_grad_enabled()
     for tensor in tensors:
         if (
             type(tensor) not in _PLAIN
+            or tensor.layout is not torch.strided
+            or tensor.is_nested
             or tensor.dtype != first.dtype
             or tensor.device != first.device
             or (needs_grad and tensor.requires_grad)
+            or not tensor.numel()
+            or tensor.is_neg()
         ):
             return False
-    return not (torch.compiler.is_compiling() or torch.is_autocast_enabled(first.device.type) or settings.disabled())
+    if first.dtype not in _DTYPES or first.device.type not in ("cpu", "cuda"):
+        return False
+    return not (
+        torch.is_autocast_enabled(first.device.type)
+        or torch.are_deterministic_algorithms_enabled()
+        # torch.func's transforms hand in tensors that look plain; dual tensors of forward-mode need no grad.
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or settings.disabled()
+    )
 
 
 def _switches(tensor: torch.Tensor) -> object:
     """Facts of the process that can change the winner: TF32 on a GPU, threads on a CPU."""
     if tensor.device.type == "cpu":
         return torch.get_num_threads()
-    return (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    return (tf32_allowed("matmul"), tf32_allowed("conv"))
 
 
 def _resolve(
-    key: tuple[Any, ...], sample: torch.Tensor, own: Launcher, describe: Callable[[], Problem | None]
+    key: tuple[Any, ...],
+    sample: torch.Tensor,
+    own: Launcher,
+    describe: Callable[[], Problem | None],
+    adapt: Callable[[Launcher], Launcher] | None = None,
 ) -> Launcher:
-    """Select for a key that was not seen in this process, and remember how to launch it."""
+    """Select for a key that was not seen in this process, and remember how to launch it.
+
+    Args:
+        key: every fact that the choice depends on.
+        sample: a tensor of the call, for its device.
+        own: torch's operator.
+        describe: gives the problem; None where the catalogue cannot describe it.
+        adapt: makes what the drop-in calls of a candidate's launcher.
+    """
+    if sample.is_cuda and torch.cuda.is_current_stream_capturing():
+        # A first launch may load code, which breaks the capture. Nothing is remembered: the next call may select.
+        return own
     try:
         described = describe()
     except InvalidProblemError:
-        # What the catalogue cannot describe (wrong sizes, an empty dimension) is torch's to run, or to refuse.
+        # What the catalogue cannot describe (wrong sizes) is torch's to run, or to refuse.
         described = None
     if described is None:
-        return _launchers.setdefault(key, own)
+        return _remember(key, own)
     selector = selector_for(sample.device)
-    selection = selector.select(described)
-    if selection.candidate == operation(described.operation).default:
-        return _launchers.setdefault(key, own)
     try:
-        launch = variant(described.operation, selection.candidate.variant).build(
-            described, selection.candidate.parameters
-        )
-    except Exception as error:  # noqa: BLE001 - a candidate that cannot be built must not reach the caller
-        return _give_up(key, own, selector, described, error)
+        selection = selector.select(described)
+    except SettingsError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a drop-in must not end what torch's own would not
+        _warn(f"No candidate of {described} could be selected", error)
+        return _remember(key, own)
+    if selection.candidate == operation(described.operation).default:
+        return _remember(key, own)
+    _rescues[key] = (selector, described, own)
+    try:
+        found = variant(described.operation, selection.candidate.variant)
+        launch = found.build(described, selection.candidate.parameters)
+    except Exception as error:  # noqa: BLE001 - see _rescue
+        return _rescue(key, None, error)
+    return _remember(key, launch if adapt is None else adapt(launch))
 
-    def guarded(*tensors: torch.Tensor) -> torch.Tensor:
-        try:
-            out = launch(*tensors)
-        except Exception as error:  # noqa: BLE001 - nor one that fails to launch
-            return _give_up(key, own, selector, described, error)(*tensors)
-        _launchers[key] = launch  # it works: later calls need no guard
-        return out
 
-    return _launchers.setdefault(key, guarded)
+def _remember(key: tuple[Any, ...], launch: Launcher) -> Launcher:
+    if len(_launchers) >= _MOST_KEYS:
+        _launchers.clear()
+        _rescues.clear()
+    return _launchers.setdefault(key, launch)
 
 
-def _give_up(
-    key: tuple[Any, ...], own: Launcher, selector: Selector, described: Problem, error: Exception
-) -> Launcher:
-    """Forget a selection that does not launch; torch's own operator from now on."""
-    warnings.warn(
-        f"The selected candidate of {described} failed ({type(error).__name__}: {error}); torch's own runs instead.",
-        LaunchWarning,
-        stacklevel=4,
-    )
-    selector.forget(described)
-    _launchers[key] = own
+def _rescue(key: tuple[Any, ...], failed: Launcher | None, error: Exception) -> Launcher:
+    """What to run instead of a candidate that failed: torch's own, from now on. An error of torch's own is passed on."""
+    found = _rescues.get(key)
+    if found is None or failed is found[2]:
+        raise error
+    selector, described, own = found
+    # Several threads may have failed with it.
+    if _launchers.get(key) is failed:
+        _warn(f"The selected candidate of {described} failed", error)
+        selector.forget(described)
+        _launchers[key] = own
     return own
+
+
+def _warn(what: str, error: Exception) -> None:
+    warnings.warn(
+        f"{what} ({type(error).__name__}: {error}); torch's own runs instead.", LaunchWarning, stacklevel=4
+    )
+
+
+def _then_bias(run: Launcher) -> Launcher:
+    def launch(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        out = run(x, w)
+        return out if b is None else out.add_(b.view(1, -1, 1, 1))
+
+    return launch
 
 
 def _problem(name: str, sample: torch.Tensor, **values: Any) -> Problem:
     on_cpu = sample.device.type == "cpu"
-    tf32 = torch.backends.cudnn.allow_tf32 if name == "conv2d" else torch.backends.cuda.matmul.allow_tf32
     return problem(
         name,
         dtype=_DTYPES[sample.dtype],
         threads=torch.get_num_threads() if on_cpu else 0,
-        allow_tf32=not on_cpu and tf32,
+        allow_tf32=not on_cpu and tf32_allowed("conv" if name == "conv2d" else "matmul"),
         **values,
     )
 
@@ -289,7 +374,9 @@ def _conv2d_problem(
 ) -> Problem | None:
     if x.is_contiguous() and w.is_contiguous():
         layout = "nchw"
-    elif x.is_contiguous(memory_format=torch.channels_last) and w.is_contiguous(memory_format=torch.channels_last):
+    elif x.is_contiguous(memory_format=torch.channels_last) and w.is_contiguous(
+        memory_format=torch.channels_last
+    ):
         layout = "nhwc"
     else:
         return None
@@ -308,7 +395,12 @@ def _attention_problem(
 ) -> Problem | None:
     batch, heads, q_len, head_dim = q.shape
     kv_heads, kv_len = k.shape[1], k.shape[2]
-    if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != head_dim or (kv_heads != heads and not grouped):
+    if (
+        k.shape != v.shape
+        or k.shape[0] != batch
+        or k.shape[3] != head_dim
+        or (kv_heads != heads and not grouped)
+    ):
         return None
     return _problem(
         "attention", q, batch=batch, heads=heads, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim,
@@ -316,8 +408,10 @@ def _attention_problem(
     )  # fmt: skip
 
 
-def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    if isinstance(value, int):
+def _pair(value: Any) -> tuple[int, int] | None:
+    """(rows, columns) of what torch takes as one or two integers; None for what is left to torch."""
+    if type(value) is int:
         return value, value
-    pair = tuple(value)
-    return (pair[0], pair[0]) if len(pair) == 1 else (pair[0], pair[1])
+    if isinstance(value, tuple | list) and len(value) in (1, 2) and all(type(each) is int for each in value):
+        return value[0], value[-1]
+    return None

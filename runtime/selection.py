@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kernelcast.errors import InvalidRecordError
+from kernelcast.errors import InvalidProblemError, InvalidRecordError
 from kernelcast.kernels import Candidate, Problem
 
 SOURCES = ("cached", "verified", "predicted", "analytic", "default")
@@ -82,8 +82,13 @@ class Selection:
                 fields[name] = math.nan if fields[name] is None else float(fields[name])
             for name in ("measured", "candidates"):
                 fields[name] = int(fields[name])
+            for name in ("device", "model_version", "reason"):
+                if not isinstance(fields[name], str):
+                    raise InvalidRecordError(f"A selection's {name} is {fields[name]!r}; it must be a text.")
             if fields["source"] not in SOURCES:
-                raise InvalidRecordError(f"A selection's source is {fields['source']!r}; known: {', '.join(SOURCES)}.")
+                raise InvalidRecordError(
+                    f"A selection's source is {fields['source']!r}; known: {', '.join(SOURCES)}."
+                )
             return cls(**fields)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, InvalidProblemError) as error:
             raise InvalidRecordError(f"Not a selection ({type(error).__name__}: {error}).") from error

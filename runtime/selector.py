@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Sequence
@@ -16,9 +17,10 @@ from kernelcast.costmodel import AnalyticModel, Prediction, RankingModel
 from kernelcast.costmodel.locate import find_champion
 from kernelcast.datasets.journal import Journal
 from kernelcast.datasets.record import Measurement
-from kernelcast.errors import ArtifactError, KernelcastError, ModelError, SettingsError, StoreError
-from kernelcast.kernels import Candidate, CandidateTable, Device, Problem, candidates, operation
-from kernelcast.kernels.detect import detect
+from kernelcast.datasets.timing import TimingPlan
+from kernelcast.errors import KernelcastError, ModelError, SettingsError, StoreError
+from kernelcast.kernels import CandidateTable, Device, Problem, candidates, operation
+from kernelcast.kernels.detect import detect, torch_device
 from kernelcast.runtime.cache import CacheKey, SelectionCache
 from kernelcast.runtime.selection import Selection
 from kernelcast.runtime.verify import VERIFY_PLAN, Verdict, confidence, verify
@@ -66,10 +68,11 @@ class Selector:
         mode: ``off``, ``cached``, ``predict``, ``verify`` or ``tune``; ``KERNELCAST_MODE`` where None.
         top_k: candidates that a verification measures, the default among them.
         budget_seconds: time for one ``tune``.
+        plan: how much a verification measures.
         workload: written into the records.
 
     Raises:
-        SettingsError: an unknown mode, or a ``top_k`` below 1.
+        SettingsError: an unknown mode, a ``top_k`` below 1, or a budget that is not a positive number of seconds.
     """
 
     def __init__(
@@ -77,21 +80,25 @@ class Selector:
         device: Device | None = None,
         *,
         models: Path | None = None,
-        cache: Path | None | bool = None,
-        store: Path | None | bool = None,
+        cache: Path | bool | None = None,
+        store: Path | bool | None = None,
         mode: str | None = None,
         top_k: int = 3,
         budget_seconds: float = 60.0,
+        plan: TimingPlan = VERIFY_PLAN,
         workload: str = "runtime",
     ) -> None:
         if mode is not None and mode not in settings.MODES:
             raise SettingsError(f"The mode is {mode!r}; it must be one of {', '.join(settings.MODES)}.")
-        if not isinstance(top_k, int) or top_k < 1:
+        if not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1:
             raise SettingsError(f"top_k is {top_k!r}; it must be an integer of at least 1.")
+        if not isinstance(budget_seconds, int | float) or not 0 < budget_seconds < math.inf:
+            raise SettingsError(f"budget_seconds is {budget_seconds!r}; it must be a positive number.")
         self.device = detect() if device is None else device
-        self.models = settings.models_dir() if models is None else models
+        self.models = settings.models_dir() if models is None else Path(models)
         self.top_k = top_k
         self.budget_seconds = budget_seconds
+        self.plan = plan
         self.workload = workload
         self._mode = mode
         self.cache = SelectionCache(_folder(cache, settings.cache_dir()))
@@ -99,6 +106,7 @@ class Selector:
         self._journal: Journal | None = None
         self._rankers: dict[str, tuple[RankingModel | None, str]] = {}
         self._here: bool | None = None
+        self._guard = threading.Lock()
 
     @property
     def mode(self) -> str:
@@ -119,24 +127,38 @@ class Selector:
             raise SettingsError(f"The mode is {mode!r}; it must be one of {', '.join(settings.MODES)}.")
         if mode == "off":
             return self._default(problem, "Mode off: the default, nothing else runs.")
-        key = CacheKey.of(problem, self.device, 0 if mode == "tune" else self.top_k)
-        found = self.cache.get(key)
+        found = self._remembered(problem, mode)
         if found is not None:
-            return found if found.source == "cached" else replace(found, source="cached")
+            return found
         if mode == "cached":
-            return self._default(problem, "Mode cached, and nothing is remembered of this problem: the default.")
+            return self._default(
+                problem, "Mode cached, and nothing is remembered of this problem: the default."
+            )
         if mode == "predict":
             return self.predict(problem)
         hindrance = self._hindrance()
         if hindrance:
             return self.predict(problem, why=hindrance)
+        key = CacheKey.of(problem, self.device, 0 if mode == "tune" else self.top_k)
         with self.cache.lock(key):
-            found = self.cache.get(key)  # another thread or process may have been first
+            found = self._remembered(problem, mode)  # another thread or process may have been first
             if found is not None:
-                return replace(found, source="cached")
-            selection = self._tune(problem) if mode == "tune" else self._verify(problem)
-            self.cache.put(key, selection)
+                return found
+            try:
+                selection = self._tune(problem) if mode == "tune" else self._verify(problem)
+            except KernelcastError as error:
+                selection = self.predict(problem, why=str(error))
+            # What was not measured may be measured by the next process, which may have more memory or a sound device.
+            self.cache.put(key, selection, on_disk=selection.source == "verified")
         return selection
+
+    def _remembered(self, problem: Problem, mode: str) -> Selection | None:
+        """What the cache has: of a search through the whole space, or else (not for ``tune``) of the first few."""
+        for top_k in (0,) if mode == "tune" else (0, self.top_k):
+            found = self.cache.get(CacheKey.of(problem, self.device, top_k))
+            if found is not None:
+                return replace(found, source="cached") if found.source == "verified" else found
+        return None
 
     def select_many(self, problems: Iterable[Problem], *, mode: str | None = None) -> list[Selection]:
         """:meth:`select` for each problem, in order."""
@@ -150,7 +172,9 @@ class Selector:
             try:
                 prediction = model.predict(problem, table, self.device)
                 if prediction.covered.any():
-                    return Ranking(table, prediction, "predicted", str(model.facts.get("version", "")), reason)
+                    return Ranking(
+                        table, prediction, "predicted", str(model.facts.get("version", "")), reason
+                    )
                 reason = "the model covers none of the legal candidates"
             except ModelError as error:
                 reason = str(error)
@@ -173,11 +197,13 @@ class Selector:
             candidate=ranking.table[best],
             source=ranking.source,
             predicted_us=float(latency_us[best]),
-            default_us=float(latency_us[default]) if default is not None else math.nan,
+            default_us=float(latency_us[default])
+            if default is not None and prediction.covered[default]
+            else math.nan,
             confidence=confidence(gap, prediction.error_log, best),
             candidates=len(ranking.table),
             model_version=ranking.model_version,
-            reason=". ".join(part.rstrip(".") for part in (why, ranking.reason) if part) + ".",
+            reason=_sentence([why, ranking.reason]),
         )
 
     def shortlist(self, ranking: Ranking, problem: Problem, k: int) -> list[int]:
@@ -198,20 +224,24 @@ class Selector:
     def _verify(self, problem: Problem) -> Selection:
         ranking = self.rank(problem)
         rows = self.shortlist(ranking, problem, self.top_k)
+        if not rows:
+            return self._default(problem, "No candidate is legal here; the default is left.")
         chosen = [ranking.table[row] for row in rows]
-        verdict = verify(problem, chosen, self.device, workload=self.workload)
+        verdict = verify(problem, chosen, self.device, plan=self.plan, workload=self.workload)
         self._record(verdict.trial.measurements)
-        return self._decided(problem, ranking, rows, verdict)
+        return self._decided(problem, ranking, rows, verdict, measured=len(rows))
 
     def _tune(self, problem: Problem) -> Selection:
         """Measure the whole space in predicted order, in batches, until the budget ends; the winner so far races on."""
         ranking = self.rank(problem)
         rows = self.shortlist(ranking, problem, len(ranking.table))
+        if not rows:
+            return self._default(problem, "No candidate is legal here; the default is left.")
         deadline = time.monotonic() + self.budget_seconds
         tried: set[int] = set()
         batch = rows[:_TUNE_BATCH]
         while True:
-            plan = replace(VERIFY_PLAN, seconds=max(min(VERIFY_PLAN.seconds, deadline - time.monotonic()), 0.1))
+            plan = replace(self.plan, seconds=max(min(self.plan.seconds, deadline - time.monotonic()), 0.1))
             verdict = verify(
                 problem, [ranking.table[r] for r in batch], self.device, plan=plan, workload=self.workload
             )
@@ -223,24 +253,29 @@ class Selector:
             champion = [] if verdict.winner is None else [batch[verdict.winner]]
             default = rows[:1]
             batch = [*default, *(row for row in champion if row not in default), *ahead[: _TUNE_BATCH - 2]]
-        selection = self._decided(problem, ranking, batch, verdict)
+        selection = self._decided(problem, ranking, batch, verdict, measured=len(tried))
         rest = len(rows) - len(tried)
-        note = f" Incomplete: the budget of {self.budget_seconds:g} s ended with {rest} not tried." if rest else ""
-        return replace(selection, measured=len(tried), reason=selection.reason + note)
+        if not rest:
+            return selection
+        note = f" Incomplete: the budget of {self.budget_seconds:g} s ended with {rest} not tried."
+        return replace(selection, reason=selection.reason + note)
 
-    def _decided(self, problem: Problem, ranking: Ranking, rows: Sequence[int], verdict: Verdict) -> Selection:
+    def _decided(
+        self, problem: Problem, ranking: Ranking, rows: Sequence[int], verdict: Verdict, *, measured: int
+    ) -> Selection:
         measurements = verdict.trial.measurements
         if verdict.winner is None:
-            return self._default(problem, f"None of the {len(rows)} measured worked: {measurements[0].detail}.")
+            why = f"None of the {measured} measured worked ({measurements[0].outcome}: {measurements[0].detail})."
+            return replace(self._default(problem, why), measured=measured, candidates=len(ranking.table))
         winner = rows[verdict.winner]
         default = self._default_row(ranking.table, problem)
         default_us = measurements[rows.index(default)].latency_us if default in rows else math.nan
         failed = [m for m in measurements if m.outcome != "ok"]
-        notes = [f"the fastest of {len(rows)} measured"]
+        notes = [f"the fastest of {measured} measured"]
         if winner == default:
-            notes = [f"none of the {len(rows)} measured beats the default beyond noise"]
+            notes = [f"none of the {measured} measured beats the default beyond noise"]
         notes += [f"{len(failed)} failed ({failed[0].outcome})"] if failed else []
-        notes += [ranking.reason.rstrip(".")] if ranking.reason else []
+        notes.append(ranking.reason)
         return Selection(
             problem=problem,
             device=self.device.name,
@@ -250,10 +285,10 @@ class Selector:
             measured_us=measurements[verdict.winner].latency_us,
             default_us=default_us,
             confidence=verdict.confidence,
-            measured=len(rows),
+            measured=measured,
             candidates=len(ranking.table),
             model_version=ranking.model_version,
-            reason="; ".join(notes).capitalize() + ".",
+            reason=_sentence(notes),
         )
 
     def _default(self, problem: Problem, reason: str) -> Selection:
@@ -289,7 +324,7 @@ class Selector:
     def _hindrance(self) -> str:
         """Why nothing can be measured now, or an empty text."""
         if self._here is None:
-            self._here = self.device.fingerprint == detect(self.device.kind).fingerprint
+            self._here = self._is_here()
         if not self._here:
             return f"{self.device.name} is not here to measure on"
         if self.device.kind == "gpu":
@@ -299,22 +334,39 @@ class Selector:
                 return "a CUDA graph is being captured, so nothing is measured"
         return ""
 
+    def _is_here(self) -> bool:
+        """Whether this machine has a device of these hardware facts."""
+        if self.device.kind == "cpu":
+            return self.device.fingerprint == detect("cpu").fingerprint
+        try:
+            torch_device(self.device)
+        except KernelcastError:
+            return False
+        return True
+
     def _record(self, measurements: Sequence[Measurement]) -> None:
         """Send what was measured to the store. A store that cannot be written costs the records, not the call."""
-        if self._store is None:
-            return
-        try:
-            if self._journal is None:
-                self._journal = Journal(self._store)
-                self._journal.record_device(self.device)
-            for measurement in measurements:
-                self._journal.append(measurement)
-        except StoreError as error:
-            warnings.warn(f"{error} The measurements of this selection are not kept.", stacklevel=5)
-            self._store = None
+        with self._guard:
+            if self._store is None:
+                return
+            try:
+                if self._journal is None:
+                    self._journal = Journal(self._store)
+                    self._journal.record_device(self.device)
+                for measurement in measurements:
+                    self._journal.append(measurement)
+            except StoreError as error:
+                warnings.warn(f"{error} The measurements of this selection are not kept.", stacklevel=5)
+                self._store = None
 
 
-def _folder(given: Path | None | bool, default: Path) -> Path | None:
+def _sentence(parts: Iterable[str]) -> str:
+    """Parts, the empty ones left out, as one sentence."""
+    text = "; ".join(part.rstrip(".") for part in parts if part)
+    return text[:1].upper() + text[1:] + "."
+
+
+def _folder(given: Path | bool | None, default: Path) -> Path | None:
     if given is False:
         return None
     return default if given is None or given is True else Path(given)

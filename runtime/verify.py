@@ -61,13 +61,14 @@ def decide(paired_log: np.ndarray, error_log: np.ndarray) -> tuple[int | None, f
     """The winner's place and the confidence in it, from log latencies and their errors; NaN is a failure.
 
     Candidates that noise cannot tell from the fastest are a tie, and the first of them wins: a fixed order, so that
-    all processes of a job that see the same tie choose alike.
+    all processes of a job that see the same tie choose alike. Noise that is not known (a single round) counts as large.
     """
     if not np.isfinite(paired_log).any():
         return None, math.nan
     fastest = int(np.nanargmin(paired_log))
     gap = paired_log - paired_log[fastest]
-    error = np.hypot(np.nan_to_num(error_log), np.nan_to_num(error_log[fastest]))
+    known = np.where(np.isnan(error_log), _TIE_LIMIT, error_log)
+    error = np.hypot(known, known[fastest])
     tied = gap <= np.minimum(_TIE_ERRORS * error, _TIE_LIMIT)
     winner = int(np.flatnonzero(tied)[0])
     return winner, confidence(gap - gap[winner], error, winner)
@@ -75,7 +76,7 @@ def decide(paired_log: np.ndarray, error_log: np.ndarray) -> tuple[int | None, f
 
 def confidence(gap: np.ndarray, error: np.ndarray, winner: int) -> float:
     """Probability that the closest rival of the winner is truly slower, from the normal distribution."""
-    rivals = np.isfinite(gap)
+    rivals = np.isfinite(gap) & np.isfinite(error)
     rivals[winner] = False
     if not rivals.any():
         return math.nan

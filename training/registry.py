@@ -41,7 +41,7 @@ _MAX_EXPORT_FILES = 64
 _MAX_EXPORT_BYTES = 1 << 30
 
 #: Writes an artifact into a folder that does not exist yet, as :meth:`kernelcast.costmodel.RankingModel.save` does.
-Save = Callable[[Path], None]
+Save = Callable[[Path], object]
 
 
 @dataclass(frozen=True)

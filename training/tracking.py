@@ -1,4 +1,4 @@
-"""Tracking: each training is an MLflow run, and no training ever fails or waits because of it.
+"""Tracking: each training is an MLflow run, and no training ever fails because of it.
 
 What cannot be uploaded is kept under ``<home>/spool`` and uploaded later by :func:`sync`::
 

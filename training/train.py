@@ -30,7 +30,7 @@ from kernelcast.training.metrics import KS
 from kernelcast.training.tracking import Run, Tracked, TrackedFile, track
 
 if TYPE_CHECKING:
-    from kernelcast.costmodel import CostModel
+    from kernelcast.costmodel.estimator import CostModel
 
 _log = logging.getLogger("kernelcast.training")
 
@@ -80,7 +80,7 @@ def hyperparameters(
     Raises:
         ModelError: a parameter that the estimator does not have.
     """
-    from kernelcast.costmodel import CostModel
+    from kernelcast.costmodel.estimator import CostModel
 
     defaults = CostModel().get_params()
     unknown = sorted(set(changes or {}) - set(defaults))
@@ -195,7 +195,7 @@ def _check(data: Sequence[ProblemData], device: Device) -> str:
 
 
 def _estimator(params: Mapping[str, Any]) -> CostModel:
-    from kernelcast.costmodel import CostModel
+    from kernelcast.costmodel.estimator import CostModel
 
     return CostModel(**params)
 
@@ -340,7 +340,9 @@ def _track(path: Path, results: held.HeldOut | None, decision: Decision, started
             )
         )
     return (
-        tracked if not warning else Tracked(tracked.run_id, tracked.spooled, f"{tracked.warning} {warning}".strip())
+        tracked
+        if not warning
+        else Tracked(tracked.run_id, tracked.spooled, f"{tracked.warning} {warning}".strip())
     )
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+import traceback
+import warnings
+from typing import Annotated, Any
 
-import click
 import typer
 
 from kernelcast.errors import KernelcastError
+
+#: Base of the errors of arguments: click's ClickException. Newer versions of typer carry a click of their own, so it
+#: is found through the one error that typer gives out.
+_UsageError: Any = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="kernelcast",
@@ -40,30 +45,46 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str] | None) -> int:
+    global _debug
+    _debug = False
     try:
-        result = app(args=arguments, standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            result = app(args=arguments, prog_name="kernelcast", standalone_mode=False)
+        sys.stdout.flush()
+        if result == 130:
+            print("Interrupted.", file=sys.stderr)
         return result if isinstance(result, int) else 0
-    except click.exceptions.NoArgsIsHelpError as error:
+    except _UsageError as error:
         error.show()
         return 2
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         print("Interrupted.", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader went away (`| head`): nothing is wrong, and Python's own flush at exit must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except SystemExit as error:
+        # So does typer end a program whose reader went away in the middle.
+        if isinstance(error.__context__, BrokenPipeError):
+            return 0
+        raise
     except KernelcastError as error:
-        if _debug:
-            raise
-        print(f"Error: {error}", file=sys.stderr)
-        return 2
+        return _bad_input(str(error))
     except OSError as error:
-        if _debug:
-            raise
         where = f"{error.filename}: " if error.filename else ""
-        print(f"Error: {where}{error.strerror or error}.", file=sys.stderr)
-        return 2
+        return _bad_input(f"{where}{error.strerror or error}.")
+
+
+def _bad_input(message: str) -> int:
+    if _debug:
+        traceback.print_exc()
+    print(f"Error: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _show_warning(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
+    """A warning as one sentence; where in the code it arose is of no use to who typed a command."""
+    if issubclass(category, UserWarning):
+        print(f"Warning: {message}", file=sys.stderr)

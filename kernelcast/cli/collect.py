@@ -22,9 +22,13 @@ def collect(
         Path | None, typer.Option("--problems", help="A file with one problem a line: gemm m=64 n=64 k=4096")
     ] = None,
     workload: Annotated[str, typer.Option("--workload", help="A name for this set of problems.")] = "default",
-    subset: Annotated[str, typer.Option("--subset", help="full, or default: each variant's quick subset.")] = "full",
+    subset: Annotated[
+        str, typer.Option("--subset", help="full, or default: each variant's quick subset.")
+    ] = "full",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of timing at most.")] = 20,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="Time for one problem's rounds.")] = 10.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.01, help="Time for one problem's rounds.")
+    ] = 10.0,
     budget: Annotated[
         str | None, typer.Option("--budget", help="Stop starting problems after this long: 90s, 10m, 2h.")
     ] = None,
@@ -49,6 +53,7 @@ def collect(
 
     if subset not in ("full", "default"):
         raise SettingsError(f"--subset is {subset!r}; it must be full or default.")
+    budget_seconds = parse_duration(budget)
     hardware = resolve_device(None)
     wanted = _problems(operation, definition, problems, hardware)
     folder = resolve_store(store)
@@ -60,21 +65,40 @@ def collect(
             workload=workload,
             subset=subset,
             plan=TimingPlan(rounds=rounds, seconds=seconds, seed=seed),
-            budget_seconds=parse_duration(budget),
+            budget_seconds=budget_seconds,
             on_progress=on_progress,
         )
     if as_json:
-        print_json({**vars(summary), "outcomes": dict(summary.outcomes), "store": str(folder), "device": hardware.name})
+        print_json(
+            {
+                **vars(summary),
+                "outcomes": dict(summary.outcomes),
+                "store": str(folder),
+                "device": hardware.name,
+            }
+        )
+        if summary.interrupted:
+            raise typer.Exit(130)
         return
     ended = "Done" if summary.complete else "Stopped before the end; the same command goes on from here"
     outcomes = ", ".join(f"{count} {name}" for name, count in summary.outcomes.most_common()) or "none"
-    console().print(
+    # Text, not markup: a folder's name may hold brackets.
+    out = console()
+    out.print(
         f"{ended}: {summary.problems} problems, {summary.measured} candidates measured ({outcomes}), "
-        f"{summary.known} known already, {summary.seconds:.1f} s. Store: {folder}"
+        f"{summary.known} known already, {summary.seconds:.1f} s. Store: {folder}",
+        markup=False,
+        soft_wrap=True,
     )
+    for sentence in summary.skipped:
+        out.print(f"Skipped: {sentence}", markup=False, soft_wrap=True)
+    if summary.interrupted:
+        raise typer.Exit(130)
 
 
-def _problems(operation: str | None, definition: list[str] | None, path: Path | None, hardware: Any) -> list[Any]:
+def _problems(
+    operation: str | None, definition: list[str] | None, path: Path | None, hardware: Any
+) -> list[Any]:
     from kernelcast.cli.common import parse_problem
     from kernelcast.errors import InvalidProblemError, KernelcastError
 
@@ -84,7 +108,13 @@ def _problems(operation: str | None, definition: list[str] | None, path: Path | 
         return [parse_problem(operation, definition or [], hardware)]
     assert path is not None
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InvalidProblemError(
+            f"{path} is not a text file ({error.reason} at byte {error.start})."
+        ) from error
+    for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
         if not words:
             continue
@@ -93,7 +123,9 @@ def _problems(operation: str | None, definition: list[str] | None, path: Path | 
         except KernelcastError as error:
             raise InvalidProblemError(f"{path}, line {number}: {error}") from error
     if not found:
-        raise InvalidProblemError(f"{path} holds no problem. Write one a line, such as: gemm m=64 n=64 k=4096")
+        raise InvalidProblemError(
+            f"{path} holds no problem. Write one a line, such as: gemm m=64 n=64 k=4096"
+        )
     return found
 
 
@@ -114,7 +146,9 @@ def parse_duration(text: str | None) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise SettingsError(f"The duration {text!r} is not a positive number with s, m or h behind it, such as 10m.")
+        raise SettingsError(
+            f"The duration {text!r} is not a positive number with s, m or h behind it, such as 10m."
+        )
     return seconds
 
 
@@ -137,13 +171,14 @@ class progress_bar:
         self._task = self._progress.add_task(label, total=None, problem="")
 
     def __enter__(self) -> Any:
-        self._progress.start()
         return self._update
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if self._progress.live.is_started:
+            self._progress.stop()
 
     def _update(self, progress: Any) -> None:
+        self._progress.start()  # now, not before: what is refused at once shows no bar
         self._progress.update(
             self._task,
             completed=progress.done,

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")]
 StoreOption = Annotated[
     Path | None,
-    typer.Option("--store", help="Folder of measurements. [default: $KERNELCAST_HOME/store]", show_default=False),
+    # The bracket is escaped: rich would take it for markup.
+    typer.Option(
+        "--store", help="Folder of measurements. \\[default: $KERNELCAST_HOME/store]", show_default=False
+    ),
 ]
 DeviceOption = Annotated[
     str | None,
@@ -28,15 +31,19 @@ DeviceOption = Annotated[
 ]
 DefinitionArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME=VALUE]...", help="The problem: m=4096 n=4096 k=11008 dtype=float16"),
+    typer.Argument(metavar="NAME=VALUE", help="The problem: m=4096 n=4096 k=11008 dtype=float16"),
 ]
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A rich console."""
+    """A rich console; as wide as the terminal, or 140 columns into a file or a pipe."""
+    import os
+    import sys
+
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    terminal = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
+    return Console(stderr=stderr, highlight=False, width=None if terminal else 140)
 
 
 def print_json(data: Any) -> None:
@@ -98,9 +105,11 @@ def parse_problem(operation: str, words: Sequence[str], device: Device) -> Probl
     from kernelcast.kernels.detect import default_threads
 
     values = parse_values(words)
+    if "self" in values:  # no schema's name, and in Python's way below
+        raise InvalidProblemError(f"{operation} has no dimension or option 'self'.")
     if device.kind == "cpu" and "threads" not in values:
         values["threads"] = default_threads()
-    return kernels.problem(operation, **values)
+    return kernels.operation(operation).schema.problem(**values)  # type: ignore[arg-type]
 
 
 def resolve_device(name: str | None) -> Device:

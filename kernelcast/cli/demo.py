@@ -16,7 +16,8 @@ def attach(app: typer.Typer) -> None:
 
 def demo(
     operations: Annotated[
-        str | None, typer.Option("--op", help="Only these operations, separated by commas. [default: all four]")
+        str | None,
+        typer.Option("--op", help="Only these operations, separated by commas. [default: all four]"),
     ] = None,
     track: Annotated[bool, typer.Option("--track/--no-track", help="Write MLflow runs.")] = True,
     as_json: JsonOption = False,
@@ -40,7 +41,9 @@ def demo(
             raise UnknownNameError("operation of the demonstration", name, OPERATIONS)
     device = resolve_device(None)
     if not as_json:
-        console().print(f"[bold]kernelcast[/bold] on {device.name} ({device.architecture}, {device.cores} cores)")
+        console().print(
+            f"[bold]kernelcast[/bold] on {device.name} ({device.architecture}, {device.cores} cores)"
+        )
     with _Bars() as bars:
         result = run(device, operations=chosen, tracking=track, listener=bars.listener)
     if as_json:
@@ -55,8 +58,14 @@ class _Bars:
     """One bar on standard error, restarted at each stage."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TaskProgressColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
         from kernelcast.cli.common import console
         from kernelcast.demo import Listener
@@ -111,8 +120,19 @@ def _print(result: Any) -> None:
             continue
         title = f"{found.operation}: {found.problems} problems that the model never saw, k = 3"
         table = Table(title=title, title_justify="left")
-        for name in ("problem", "selection", "predicted us", "measured us", "default us", "speed-up", "measured", "of best"):
-            table.add_column(name, justify="left" if name in ("problem", "selection") else "right", overflow="fold")
+        for name in (
+            "problem",
+            "selection",
+            "predicted us",
+            "measured us",
+            "default us",
+            "speed-up",
+            "measured",
+            "of best",
+        ):
+            table.add_column(
+                name, justify="left" if name in ("problem", "selection") else "right", overflow="fold"
+            )
         for row in found.rows:
             chosen = row.selection
             table.add_row(
@@ -137,7 +157,11 @@ def _print(result: Any) -> None:
     for name, where, how in (
         ("store", result.store, "kernelcast data summary"),
         ("models", result.models, "kernelcast models list"),
-        ("tracking", result.tracking_uri, f"mlflow ui --backend-store-uri {result.tracking_uri} --host 127.0.0.1"),
+        (
+            "tracking",
+            result.tracking_uri,
+            f"mlflow ui --backend-store-uri {result.tracking_uri} --host 127.0.0.1",
+        ),
         ("report", result.report, "open it in a browser"),
     ):
         out.print(f"  {name:9} {where}", soft_wrap=True)
@@ -145,14 +169,17 @@ def _print(result: Any) -> None:
 
 
 def _shape(problem: Any) -> str:
-    """A problem in short: what differs between the rows of one table."""
-    shown = " ".join(f"{name}={size}" for name, size in problem.dims)
-    extra = " ".join(
-        f"{name}={value}" if value is not True else name
+    """A problem in short: its dimensions, and the options that are not the operation's defaults."""
+    from kernelcast.kernels import operation
+
+    defaults = {option.name: option.default for option in operation(problem.operation).schema.options}
+    shown = [f"{name}={size}" for name, size in problem.dims]
+    shown += [
+        name if value is True else f"{name}={value}"
         for name, value in problem.options
-        if value not in (0, 1, False) or value is True
-    )
-    return f"{shown} {extra}".strip()
+        if value != defaults.get(name)
+    ]
+    return " ".join(shown)
 
 
 def _plain(result: Any) -> dict[str, Any]:
@@ -173,7 +200,11 @@ def _plain(result: Any) -> dict[str, Any]:
                 "promoted": found.trained is not None and found.trained.promoted,
                 "reason": "" if found.trained is None else found.trained.reason,
                 "selections": [
-                    {**row.selection.to_dict(), "speedup": row.selection.speedup, "efficiency": row.efficiency}
+                    {
+                        **row.selection.to_dict(),
+                        "speedup": row.selection.speedup,
+                        "efficiency": row.efficiency,
+                    }
                     for row in found.rows
                 ],
             }

@@ -67,7 +67,10 @@ def _facts() -> dict[str, dict[str, Any]]:
         "software": {
             "kernelcast": __version__,
             "python": platform.python_version(),
-            **{name: installed(name) for name in ("torch", "triton", "numpy", "xgboost", "scikit-learn", "mlflow")},
+            **{
+                name: installed(name)
+                for name in ("torch", "triton", "numpy", "xgboost", "scikit-learn", "mlflow")
+            },
         },
         "folders": {
             "home": str(settings.home()),

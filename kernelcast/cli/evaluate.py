@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kernelcast.training.data import ProblemSet
-    from kernelcast.training.evaluate import Evaluation
+    from kernelcast.training.evaluate import Evaluation, Figures
 
 _LABELS = {
     "default": "default alone",
@@ -60,7 +60,7 @@ def evaluate(
     ] = None,
     folds: Annotated[
         int | None,
-        typer.Option("--folds", help="Folds by shape, without test workloads. [default: 5]"),
+        typer.Option("--folds", help="Folds by shape, without test workloads; 5 if left out."),
     ] = None,
     backend: Annotated[
         str | None, typer.Option("--backend", help="Only candidates of these backends, by commas: triton")
@@ -154,7 +154,10 @@ def _table(result: Evaluation) -> Table:
     table.add_column("ranking", no_wrap=True)
     for k in result.efficiency:
         table.add_column(f"@{k}", justify="right")
-    rows = {"model": result.efficiency, "model, with the default": result.efficiency_with_default}
+    rows: dict[str, Figures | None] = {
+        "model": result.efficiency,
+        "model, with the default": result.efficiency_with_default,
+    }
     rows |= {label: result.baselines[name] for name, label in _LABELS.items()}
     for label, figures in rows.items():
         if figures is None:

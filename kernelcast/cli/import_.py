@@ -67,14 +67,10 @@ def _progress(title: str) -> Iterator[OnProgress]:
     """A progress bar on standard error, where that is a terminal."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-    with Progress(
-        TextColumn(title),
-        BarColumn(),
-        DownloadColumn(),
-        TimeElapsedColumn(),
-        console=console(stderr=True),
-        transient=True,
-    ) as bar:
+    screen = console(stderr=True)
+    columns = (TextColumn(title), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    # Where standard error is a file, even an empty bar would leave a line.
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task(title, total=None)
 
         def report(done: int, total: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kernelcast.cli.common import StoreOption, console, resolve_store
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import KernelcastError, SettingsError
 
 if TYPE_CHECKING:
     from kernelcast.training.registry import RegisteredModel
@@ -42,7 +42,7 @@ def report(
     from kernelcast.training.report import write_report
 
     if not output.parent.is_dir():
-        raise KernelcastError(f"--output {output}: there is no folder {output.parent}; make it first.")
+        raise SettingsError(f"--output {output}: there is no folder {output.parent}; make it first.")
     chosen: dict[tuple[str, str], RegisteredModel] = {}
     for model in registry.list_models(settings.models_dir(), device=device_name(device), operation=operation):
         place = (model.operation, model.device)

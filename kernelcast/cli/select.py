@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 import typer
@@ -19,10 +20,15 @@ def select(
     definition: DefinitionArgument = None,
     device: DeviceOption = None,
     mode: Annotated[
-        str | None, typer.Option("--mode", help="off, cached, predict, verify or tune. [default: $KERNELCAST_MODE or verify]")
+        str | None,
+        typer.Option(
+            "--mode", help="off, cached, predict, verify or tune. \\[default: $KERNELCAST_MODE, or verify]"
+        ),
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="How many of the ranking to print.")] = 10,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many candidates a verification measures.")] = 3,
+    top_k: Annotated[
+        int, typer.Option("--top-k", min=1, help="How many candidates a verification measures.")
+    ] = 3,
     as_json: JsonOption = False,
 ) -> None:
     """Rank the candidates of a problem, verify the first few where the device is here, and select.
@@ -33,7 +39,7 @@ def select(
 
       kernelcast select gemm m=64 n=64 k=4096
 
-      kernelcast select gemm m=4096 n=4096 k=11008 dtype=float16 --device a100-sxm4-80gb
+      kernelcast select gemm m=4096 n=4096 k=11008 dtype=float16 --device a100
     """
     from kernelcast.cli.common import parse_problem, print_json, resolve_device
     from kernelcast.runtime import Selector
@@ -56,17 +62,20 @@ def select(
     if as_json:
         print_json({"selection": selection.to_dict(), "ranking": rows, "ranked_by": ranking.source})
         return
-    _print(selection, rows, ranking, selector)
+    _print(selection, rows, ranking)
 
 
-def _print(selection: Any, rows: list[dict[str, Any]], ranking: Any, selector: Any) -> None:
+def _print(selection: Any, rows: list[dict[str, Any]], ranking: Any) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     from kernelcast.cli.common import console
 
     out = console()
     by = f"model {ranking.model_version}" if ranking.source == "predicted" else "the roofline (no model)"
-    table = Table("rank", "candidate", "predicted us", "+-", title=f"{selection.problem} on {selection.device}, by {by}")
+    table = Table(
+        "rank", "candidate", "predicted us", "+-", title=f"{selection.problem} on {selection.device}, by {by}"
+    )
     for row in rows:
         predicted = row["predicted_us"]
         table.add_row(
@@ -77,9 +86,11 @@ def _print(selection: Any, rows: list[dict[str, Any]], ranking: Any, selector: A
         )
     out.print(table)
     out.print(f"{len(ranking.table)} legal candidates.")
-    out.print(f"Selected: [bold]{selection.candidate}[/bold] ({selection.source}). {selection.reason}")
-    if selection.measured_us == selection.measured_us:
-        out.print(
-            f"Measured {selection.measured_us:,.1f} us; the default {selection.default_us:,.1f} us: "
-            f"{selection.speedup:.2f}x, from {selection.measured} measured."
-        )
+    out.print(
+        f"Selected: [bold]{selection.candidate}[/bold] ({selection.source}). {escape(selection.reason)}"
+    )
+    if not math.isnan(selection.measured_us):
+        text = f"Measured {selection.measured_us:,.1f} us, among {selection.measured} candidates"
+        if not math.isnan(selection.default_us):
+            text += f"; the default {selection.default_us:,.1f} us: {selection.speedup:.2f}x"
+        out.print(text + ".")

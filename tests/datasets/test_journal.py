@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kernelcast.datasets import journal as journal_module
 from kernelcast.datasets.journal import Journal, lock_journal, prepare_store, read_journal
 from kernelcast.datasets.record import Environment, Measurement, Protocol
 from kernelcast.errors import StoreError
@@ -233,3 +234,30 @@ def test_only_a_finished_journal_can_be_locked(tmp_path: Path) -> None:
     assert descriptor is not None
     os.close(descriptor)
     assert lock_journal(tmp_path / "journal" / "none.jsonl") is None
+
+
+@pytest.mark.parametrize("compaction", ["has it locked", "has removed it"])
+def test_a_file_that_a_compaction_saw_empty_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compaction: str
+) -> None:
+    lock = journal_module._try_lock
+    folder = tmp_path / "journal"
+    held: list[int | None] = []
+
+    def after_a_compaction(descriptor: int) -> bool:
+        """The compaction comes between the making of the file and its locking, the first time."""
+        if not held:
+            (path,) = folder.iterdir()
+            held.append(lock_journal(path))
+            if compaction == "has removed it":
+                path.unlink()
+                os.close(held[0])
+        return lock(descriptor)
+
+    monkeypatch.setattr(journal_module, "_try_lock", after_a_compaction)
+    with Journal(tmp_path) as journal:
+        journal.append(record(0))
+    assert len(held) == 1
+    assert read_all(tmp_path) == [record(0)]
+    if compaction == "has it locked":
+        os.close(held[0])

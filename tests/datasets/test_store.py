@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -420,6 +421,28 @@ def test_a_prepared_table_may_be_added(tmp_path: Path) -> None:
     assert conform(table).schema.equals(segment_schema())
 
 
+class CompactedWhileRead(Store):
+    """A store that another process compacts between the listing of its files and the reading of them."""
+
+    compacted = False
+
+    def _read(self, *arguments: Any) -> pa.Table:
+        if not self.compacted:
+            self.compacted = True
+            Store(self.root).compact()
+        return super()._read(*arguments)
+
+
+@pytest.mark.parametrize("in_segments", [0, 1, 2, 3])
+def test_a_compaction_between_listing_and_reading_hides_nothing(tmp_path: Path, in_segments: int) -> None:
+    for number in range(in_segments):
+        Store(tmp_path).add_many([record(number)])
+    journal(tmp_path, [record(number) for number in range(in_segments, 3)])
+    store = CompactedWhileRead(tmp_path)
+    assert store.ids() == {record(number).id for number in range(3)}
+    assert store.compacted
+
+
 # Faults
 
 
@@ -578,6 +601,15 @@ def test_a_write_that_fails_leaves_the_store_as_it_was(mixed: Store) -> None:
     moved.unlink()
     (mixed.root / "elsewhere").rename(moved)
     assert snapshot(mixed.root) == before
+
+
+def test_importing_the_room_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, kernelcast.datasets, kernelcast.datasets.autoheuristic; "
+        "print(*sorted({'pandas', 'pyarrow', 'torch', 'triton', 'sklearn', 'xgboost', 'mlflow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
 
 
 # Several processes

@@ -81,7 +81,9 @@ def test_specialised_as_the_launcher_does(target, m, n, k, layout):
     binder = create_function_from_signature(spec.kernel.signature, spec.kernel.params, backend)
     tensors = [MockTensor("fp16") for _ in spec.tensors]
     bound, specialization, rest = binder(*tensors, *spec.integers.values(), *spec.constants.values())
-    _, signature, constants, attributes = spec.kernel._pack_args(backend, {}, bound, specialization, rest)
+    _, signature, constants, attributes = spec.kernel._pack_args(
+        backend, {"enable_fp_fusion": True}, bound, specialization, rest
+    )
     ours_signature, ours_constants, ours_attributes = spec.specialise(target)
     names = spec.kernel.arg_names
     assert ours_signature == signature
@@ -195,3 +197,27 @@ def test_shared_memory_of_operands_that_cannot_be_copied_asynchronously(target):
     facts = compile_facts(described, candidate, target)
     assert facts.shared_bytes == 128 * 64 * 2
     assert estimate(candidate, described, DEVICES[target]) == facts.shared_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm80", "gfx942"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"m": 1, "n": 1, "k": 1},
+        {"m": 1, "n": 64, "k": 100, "layout": "tt"},
+        {"m": 64, "n": 1, "k": 1, "layout": "nt"},
+        {"m": 64, "n": 64, "k": 0},
+        # 64-bit offsets, and strides beyond 32 bits.
+        {"m": 65_536, "n": 64, "k": 65_536},
+        {"m": 3, "n": 64, "k": 64, "lda": 2**33},
+    ],
+)
+def test_degenerate_and_huge_problems_compile(values, target):
+    described = problem("gemm", dtype="float16", **values)
+    for candidate in (
+        Candidate.of("triton_tiled", SMALL),
+        Candidate.of("triton_split_k", {**SMALL, "split_k": 2}),
+    ):
+        facts = compile_facts(described, candidate, target)
+        assert facts.outcome == "ok", facts.detail

@@ -105,7 +105,11 @@ def test_calibration_leaves_out_what_the_model_does_not_cover():
     assert scores.calibration == {"within_1": None, "within_2": None}
 
 
-def test_no_problem_is_refused():
+def test_an_empty_side_is_refused():
+    with pytest.raises(ModelError, match="no measured problem to fit on"):
+        evaluate([], [hand_made()], seeds=1)
+    with pytest.raises(ModelError, match="no test problem"):
+        evaluate([hand_made()], [], seeds=1)
     with pytest.raises(ModelError, match="no test problem"):
         evaluate_ranker(Fixed([0.0], 1.0), [])
 

@@ -52,7 +52,7 @@ def save_model(folder: Path, *, device: Device = GPU, level: float = 1.0, datase
             "held_out": {"sha256": hashlib.sha256(record).hexdigest()},
         },
     }
-    write_artifact(folder, manifest, {name: b"{}" for name in heads}, {name: forest for name in heads})
+    write_artifact(folder, manifest, dict.fromkeys(heads, b"{}"), dict.fromkeys(heads, forest))
     (folder / "held_out.json").write_bytes(record)
 
 
@@ -234,6 +234,8 @@ def test_equal_facts_come_before_the_same_hardware(tmp_path):
         registry.set_champion(add(tmp_path, device=device))
     assert find_champion(tmp_path, GPU, "toy").parent.parent.name == "toy-gpu"
     assert find_champion(tmp_path, near, "toy").parent.parent.name == "a-near-one"
+    renamed = dataclasses.replace(GPU, name="a-near-one")
+    assert find_champion(tmp_path, renamed, "toy").parent.parent.name == "toy-gpu"
 
 
 def test_other_hardware_of_one_name_has_a_folder_of_its_own(tmp_path):
@@ -295,7 +297,7 @@ def test_find_model_by_number_and_what_it_says_where_it_cannot(tmp_path):
         registry.find_model(tmp_path, device="toy-gpu", operation="toy")
     registry.set_champion(second)
     assert registry.find_model(tmp_path).path == second
-    with pytest.raises(UnknownNameError, match="'9'.*0001-3f2a9c1b"):
+    with pytest.raises(UnknownNameError, match=r"'9'.*0001-3f2a9c1b"):
         registry.find_model(tmp_path, version="9")
     with pytest.raises(UnknownNameError, match=r"Known: toy-gpu\."):
         registry.find_model(tmp_path, device="toy-gpx")

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 
+MAX_PARTS_BYTES = 2**30
+
+
 @register_variant("gemm")
 class SplitK(Variant):
     """A batched product over slices of k, then a sum over the slices.
@@ -47,10 +50,10 @@ class SplitK(Variant):
             "parts-fit",
             "the parts are held at once: more than 1 GiB of them costs more than it saves",
             check=lambda problem, columns, device: (
-                4.0 * problem["m"] * problem["n"] * columns["split"] <= 2**30
+                4.0 * problem["m"] * problem["n"] * columns["split"] <= MAX_PARTS_BYTES
             ),
             explain=lambda problem, columns, device: (
-                f"{4 * problem['m'] * problem['n'] * columns['split'][0]} bytes"
+                f"{4.0 * problem['m'] * problem['n'] * columns['split'][0]:.0f} bytes"
             ),
         ),
         Rule(

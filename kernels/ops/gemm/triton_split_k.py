@@ -178,7 +178,7 @@ class TritonSplitK(Variant):
             },
             integers={"part_elements": m * n},
             constants={"SPLIT": split, "BLOCK": SUM_BLOCK},
-            options={"num_warps": 4},
+            options={"num_warps": 4, "enable_fp_fusion": True},
         ).bind((-(-m * n // SUM_BLOCK),))
 
         def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

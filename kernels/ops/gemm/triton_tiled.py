@@ -71,10 +71,10 @@ INDUCTOR_CONFIGS = (
     (128, 64, 128, 5, 4),
     (128, 64, 128, 5, 8),
     (128, 128, 64, 4, 8),
-    (128, 128, 128, 4, 8),
 )
 # Few rows or columns (decoding), a short k, and the wide tiles of chips that multiply from shared memory.
 FURTHER_CONFIGS = (
+    (128, 128, 128, 4, 8),
     (16, 32, 16, 2, 1),
     (16, 64, 32, 4, 2),
     (16, 64, 64, 4, 4),
@@ -171,7 +171,9 @@ def launch_architecture(problem: Problem) -> str:
     """The current GPU's architecture where the kernel depends on it (the precision of TF32), else ``""``."""
     import triton
 
-    if not problem.allow_tf32 or triton.knobs.runtime.interpret:
+    from kernelcast.kernels.ops.gemm.triton_tiled_jit import gemm_tiled
+
+    if not problem.allow_tf32 or not isinstance(gemm_tiled, triton.JITFunction):
         return ""
     target = triton.runtime.driver.active.get_current_target()
     return f"sm{target.arch}" if target.backend == "cuda" else str(target.arch)
@@ -193,7 +195,7 @@ class TritonTiled(Variant):
     doc = "Triton: one program a tile of C"
     parameters = TILE_PARAMETERS
     rules = (*MATMUL_RULES, shared_memory_rule(), STAGES_FILLED, GROUP_DIFFERS)
-    source_modules = ("kernelcast.kernels.ops.gemm.triton_tiled_jit",)
+    source_modules = ("kernelcast.kernels.ops.gemm.triton_tiled_jit", "kernelcast.kernels.triton_rules")
 
     def space(self, subset: str = "full") -> Block:
         """Every config, or (``"default"``) a list of 55 that are known to serve."""
