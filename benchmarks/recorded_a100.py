@@ -27,7 +27,10 @@ PEERS = {
     "nvMatmulHeuristics": (0.901, 0.961, 0.983),
     "torch-diode": (0.903, 0.963, 0.981),
 }
-PEERS_NOTE = "The peers' figures were measured by others on the same records, not by this run: Triton candidates only, on A100."
+PEERS_NOTE = (
+    "The peers' figures were measured by others on the same records, not by this run: Triton candidates only, on A100; "
+    "one figure each, where ours are by the workload left out."
+)
 #: Candidates judged -> the backends they are of.
 CANDIDATES: dict[str, tuple[str, ...] | None] = {"all candidates": None, "Triton only": ("triton",)}
 

@@ -122,8 +122,8 @@ class Forest:
             "feature": self.feature,
             "threshold": self.threshold,
             "leaf": self.leaf,
-            "base": np.float64(self.base),
-            "width": np.int64(self.width),
+            "base": np.array(self.base, dtype=np.float64),
+            "width": np.array(self.width, dtype=np.int64),
         }
 
     @classmethod
@@ -217,7 +217,10 @@ def _fill(
             first = (place + 1 << depth - level) - (1 << depth)
             leaf[first : first + (1 << depth - level)] = tree["split_conditions"][node]
             continue
-        feature[place] = tree["split_indices"][node] + (0 if tree["default_left"][node] else width)
+        index = tree["split_indices"][node]
+        if right[node] == -1 or index not in range(width):
+            raise ValueError(f"node {node} has one child, or looks at feature {index} of {width}")
+        feature[place] = index + (0 if tree["default_left"][node] else width)
         # A threshold of minus infinity sends every value right and only the missing left, which stand for it here.
         threshold[place] = max(tree["split_conditions"][node], -_LARGEST)
         pending.append((left[node], 2 * place + 1, level + 1))

@@ -144,10 +144,9 @@ def _values(operation: str, device: Device, *, held_out: bool) -> Iterator[dict[
 
 def _gemm(held_out: bool, on_gpu: bool) -> Iterator[dict[str, Any]]:
     scale = 1 if on_gpu else 4
-    if held_out:
-        networks, skinny, rows = _LINEAR_HELD_OUT, _SKINNY_HELD_OUT, (16, 512, 4096) if on_gpu else (8, 96)
-    else:
-        networks, skinny, rows = _LINEAR_TRAIN, _SKINNY_TRAIN, (1, 64, 2048) if on_gpu else (1, 32, 256)
+    rows = ((16, 512, 4096) if on_gpu else (8, 96)) if held_out else ((1, 64, 2048) if on_gpu else (1, 32, 256))
+    networks: dict[str, tuple[tuple[int, int], ...]] = {**(_LINEAR_HELD_OUT if held_out else _LINEAR_TRAIN)}
+    skinny: tuple[tuple[int, int, int], ...] = _SKINNY_HELD_OUT if held_out else _SKINNY_TRAIN
     for layers in networks.values():
         for n, k in layers:
             for m in rows:

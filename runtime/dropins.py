@@ -114,15 +114,18 @@ def conv2d(
     inputs that are neither contiguous nor channels-last.
     """
     usual = (input, weight) if bias is None else (input, weight, bias)
-    steps = (_pair(stride), _pair(padding), _pair(dilation), groups)
+    strides, paddings, dilations = _pair(stride), _pair(padding), _pair(dilation)
     if (
-        None not in steps
+        strides is not None
+        and paddings is not None
+        and dilations is not None
         and type(groups) is int
         and _eligible(*usual)
         and input.dim() == 4
         and weight.dim() == 4
         and (bias is None or bias.shape == weight.shape[:1])
     ):
+        steps = (strides, paddings, dilations, groups)
         key = (
             "conv2d", input.shape, weight.shape, input.stride(), weight.stride(), input.dtype, input.device, steps,
             _switches(input),
@@ -286,33 +289,41 @@ def _resolve(
         return _remember(key, own)
     if selection.candidate == operation(described.operation).default:
         return _remember(key, own)
-    _rescues[key] = (selector, described, own)
     try:
         found = variant(described.operation, selection.candidate.variant)
         launch = found.build(described, selection.candidate.parameters)
     except Exception as error:  # noqa: BLE001 - see _rescue
-        return _rescue(key, None, error)
-    return _remember(key, launch if adapt is None else adapt(launch))
+        _warn(f"The selected candidate of {described} cannot be built", error)
+        selector.forget(described)
+        return _remember(key, own)
+    return _remember(key, launch if adapt is None else adapt(launch), (selector, described, own))
 
 
-def _remember(key: tuple[Any, ...], launch: Launcher) -> Launcher:
-    if len(_launchers) >= _MOST_KEYS:
-        _launchers.clear()
-        _rescues.clear()
-    return _launchers.setdefault(key, launch)
+def _remember(
+    key: tuple[Any, ...], launch: Launcher, rescue: tuple[Selector, Problem, Launcher] | None = None
+) -> Launcher:
+    """Keep a launcher, and what to do when it fails, unless another thread was first. Returns the one that is kept."""
+    with _guard:
+        if len(_launchers) >= _MOST_KEYS:
+            _launchers.clear()
+            _rescues.clear()
+        if key not in _launchers and rescue is not None:
+            _rescues[key] = rescue
+        return _launchers.setdefault(key, launch)
 
 
-def _rescue(key: tuple[Any, ...], failed: Launcher | None, error: Exception) -> Launcher:
+def _rescue(key: tuple[Any, ...], failed: Launcher, error: Exception) -> Launcher:
     """What to run instead of a candidate that failed: torch's own, from now on. An error of torch's own is passed on."""
     found = _rescues.get(key)
     if found is None or failed is found[2]:
         raise error
     selector, described, own = found
-    # Several threads may have failed with it.
-    if _launchers.get(key) is failed:
-        _warn(f"The selected candidate of {described} failed", error)
-        selector.forget(described)
+    with _guard:  # several threads may have failed with it
+        first = _launchers.get(key) is failed
         _launchers[key] = own
+    if first:
+        selector.forget(described)
+        _warn(f"The selected candidate of {described} failed", error)
     return own
 
 

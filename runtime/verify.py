@@ -71,7 +71,7 @@ def decide(paired_log: np.ndarray, error_log: np.ndarray) -> tuple[int | None, f
     error = np.hypot(known, known[fastest])
     tied = gap <= np.minimum(_TIE_ERRORS * error, _TIE_LIMIT)
     winner = int(np.flatnonzero(tied)[0])
-    return winner, confidence(gap - gap[winner], error, winner)
+    return winner, confidence(gap - gap[winner], np.hypot(known, known[winner]), winner)
 
 
 def confidence(gap: np.ndarray, error: np.ndarray, winner: int) -> float:

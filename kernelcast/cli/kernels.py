@@ -49,7 +49,7 @@ def kernels(
         )
     names = operation_names() if operation is None else [get_operation(operation).name]
     if not definition:
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "operation": name,
                 "variant": found.name,
@@ -75,7 +75,7 @@ def kernels(
 
     hardware = resolve_device(device)
     problem = parse_problem(names[0], definition, hardware)
-    counts = []
+    counts: list[dict[str, Any]] = []
     for found in variants(names[0]).values():
         block = found.space()
         legal = found.legal(problem, hardware, block)

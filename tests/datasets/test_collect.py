@@ -244,7 +244,9 @@ def test_collecting_in_another_thread(tmp_path):
 
 
 def test_what_does_not_fit_in_memory_is_skipped_and_said(tmp_path):
-    summary = run(tmp_path, 8, 2**39, 10)
+    seen: list[Progress] = []
+    summary = run(tmp_path, 8, 2**39, 10, on_progress=seen.append)
+    assert (seen[-1].done, seen[-1].total) == (6, 6)
     assert (summary.measured, summary.complete) == (6, True)
     assert len(summary.skipped) == 1
     assert "GiB" in summary.skipped[0]

@@ -6,6 +6,7 @@ import gc
 import math
 import random
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -623,6 +624,7 @@ def test_two_threads_take_turns():
         with lock:
             running.append(1)
             most.append(len(running))
+        time.sleep(0.002)
         out = 2 * x
         with lock:
             running.pop()
@@ -664,6 +666,19 @@ def test_tf32_is_as_asked_inside_and_as_it_was_after(allowed, before):
         assert tf32_allowed("conv") is conv
     finally:
         torch.set_float32_matmul_precision(old)
+
+
+def test_tf32_for_who_uses_torchs_new_switches():
+    # From here on torch refuses to read the old ones.
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert tf32_allowed("matmul")
+        with surroundings.tf32(False):
+            assert not tf32_allowed("matmul")
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"
+    assert torch.backends.cuda.matmul.allow_tf32 is False
 
 
 def test_tf32_is_put_back_after_an_error():

@@ -238,6 +238,7 @@ def test_sizes_beyond_int64_neither_warn_nor_turn_legal(sizes, where):
             work = variant("gemm", block.variant).work(described, block.columns, where).columns(block.length)
             assert (work["flops"] >= 2.0 * math.prod(sizes)).all(), block.variant
     assert {one.variant for one in legal}.isdisjoint({"triton_tiled", "triton_split_k"})
-    assert len(legal) + len(refused) == sum(found.space("default").length for found in variants("gemm").values())
+    assert len(legal) + len(refused) == sum(
+        found.space("default").length for found in variants("gemm").values()
+    )
     assert require_legal(described, where, legal[0]).name == "vendor"
-

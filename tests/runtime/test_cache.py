@@ -290,10 +290,10 @@ def test_sixteen_writers_and_readers_of_one_key(tmp_path):
 # --- Locks ---
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["one cache", "two caches"])
-def test_threads_take_turns_on_a_key_and_not_on_others(tmp_path, shared):
-    first = SelectionCache(tmp_path)
-    second = first if shared else SelectionCache(tmp_path)
+@pytest.mark.parametrize("kind", ["one cache", "two caches", "memory alone"])
+def test_threads_take_turns_on_a_key_and_not_on_others(tmp_path, kind):
+    first = SelectionCache(None if kind == "memory alone" else tmp_path)
+    second = SelectionCache(tmp_path) if kind == "two caches" else first
     entered = threading.Event()
 
     def enter():

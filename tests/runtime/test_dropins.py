@@ -316,6 +316,7 @@ FALLBACKS = {
     "softmax: other dimension": lambda o: o.softmax(A, 0),
     "softmax: dtype": lambda o: o.softmax(A.half(), -1, torch.float32),
     "softmax: strided": lambda o: o.softmax(A.t(), -1),
+    "softmax: nested": lambda o: o.softmax(torch.nested.nested_tensor([A, A]), -1).to_padded_tensor(0.0),
     "softmax: empty": lambda o: o.softmax(A[:0], -1),
     "softmax: scalar": lambda o: o.softmax(torch.tensor(1.0), 0),
     "softmax: subclass": lambda o: o.softmax(A.as_subclass(Subclass), -1).as_subclass(torch.Tensor),
@@ -698,8 +699,8 @@ def test_threads_that_fail_together_all_get_torchs_result(failing):
         start.wait()
         found.append(kc.matmul(A, B))
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
         threads = [threading.Thread(target=call) for _ in range(8)]
         for thread in threads:
             thread.start()
@@ -708,7 +709,26 @@ def test_threads_that_fail_together_all_get_torchs_result(failing):
     assert len(found) == 8
     for out in found:
         assert_same(out, torch.matmul(A, B))
-    assert chooser.forgotten
+    assert len(chooser.forgotten) == len(seen) == 1
+
+
+def test_an_error_of_torchs_own_after_a_rescue_is_passed_on(failing, monkeypatch):
+    chooser = failing(0)
+    results = iter([torch.matmul(A, B)])
+
+    def own(a, b):
+        for result in results:
+            return result
+        raise RuntimeError("torch's own fault")
+
+    monkeypatch.setattr(torch, "matmul", own)
+    with pytest.warns(LaunchWarning, match="StopIteration"):
+        kc.matmul(A, B)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match="torch's own fault"):
+            kc.matmul(A, B)
+    assert len(chooser.forgotten) == 1
 
 
 def test_an_evicted_entry_is_gone_from_the_disk(tmp_path, failing, monkeypatch):

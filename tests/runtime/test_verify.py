@@ -99,6 +99,12 @@ def test_the_winner_is_never_more_than_the_limit_behind_and_none_before_it_is_ti
     assert math.isnan(sure) == (len(entries) == 1)
 
 
+def test_confidence_in_a_tied_winner_is_that_of_its_own_difference_to_the_fastest():
+    winner, sure = decide(np.array([0.01, 0.0]), np.array([0.01, 0.0]))
+    assert winner == 0
+    assert sure == pytest.approx(0.1587, abs=1e-4)
+
+
 def test_confidence_is_the_normal_probability_of_the_closest_rival():
     assert confidence(np.array([0.0, 0.1, 0.5]), np.array([0.0, 0.1, 0.1]), 0) == pytest.approx(
         0.8413, abs=1e-4

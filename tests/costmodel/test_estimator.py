@@ -1,0 +1,255 @@
+"""The estimator: contract with scikit-learn, what it refuses, determinism, and what it learns of data with known noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernelcast.costmodel import CostModel, Forest
+from kernelcast.errors import ModelError
+
+sklearn = pytest.importorskip("sklearn")
+pytest.importorskip("xgboost")
+
+QUICK = {"n_estimators": 30, "max_depth": 4, "learning_rate": 0.2, "colsample_bytree": 1.0, "n_jobs": 1}
+#: What the synthetic data can be learned with: all four features in every tree.
+WHOLE = {"n_estimators": 120, "colsample_bytree": 1.0, "n_jobs": 1}
+NOISE = 0.1
+
+
+def synthetic(problems, candidates=16, *, seed=0, noise=NOISE):
+    """Features, log latency and problem of candidates whose latency spans 1000 between problems and 5 within one."""
+    rng = np.random.default_rng(seed)
+    level = rng.uniform(0.0, np.log(1000.0), problems)
+    group = np.repeat(np.arange(problems), candidates)
+    tile, stages = rng.integers(0, 6, len(group)), rng.integers(1, 4, len(group))
+    X = np.column_stack([level[group], tile, stages, rng.normal(size=len(group))]).astype(np.float32)
+    best_tile = 5 * level / np.log(1000.0)
+    y = level[group] + 0.3 * np.abs(tile - best_tile[group]) + 0.2 * (stages == 1)
+    return X, y + noise * rng.normal(size=len(y)), group
+
+
+@pytest.fixture(scope="module")
+def data():
+    return synthetic(60)
+
+
+@pytest.fixture(scope="module")
+def fitted(data):
+    return CostModel(**QUICK).fit(*data)
+
+
+def saved(model):
+    return {name: bytes(booster.save_raw("json")) for name, booster in model.boosters_.items()}
+
+
+def test_parameters_are_scikit_learns():
+    from sklearn.base import clone, is_regressor
+
+    model = CostModel(n_estimators=7, focus=0.25, random_state=3)
+    copy = clone(model)
+    assert copy is not model
+    assert copy.get_params() == model.get_params()
+    assert copy.get_params()["n_estimators"] == 7
+    assert clone(copy.set_params(max_depth=2)).max_depth == 2
+    assert is_regressor(model)
+    with pytest.raises(ValueError, match="Invalid parameter"):
+        model.set_params(no_such=1)
+
+
+def test_it_cannot_predict_before_it_is_fitted():
+    from sklearn.exceptions import NotFittedError
+
+    with pytest.raises(NotFittedError):
+        CostModel().predict(np.zeros((1, 3)))
+
+
+def test_fitting_returns_itself_and_leaves_its_input_alone(data):
+    before = [array.copy() for array in data]
+    model = CostModel(**QUICK)
+    assert model.fit(*data) is model
+    assert model.n_features_in_ == 4
+    assert all(isinstance(forest, Forest) and forest.width == 4 for forest in model.forests_.values())
+    for array, kept in zip(data, before, strict=True):
+        np.testing.assert_array_equal(array, kept)
+    with pytest.raises(ModelError, match="rows of 4 features"):
+        model.predict(np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_targets_that_are_not_finite_are_refused(data, bad):
+    X, y, groups = data
+    y = y.copy()
+    y[[3, 8]] = bad
+    with pytest.raises(ModelError, match="2 latencies are not finite; leave failures out"):
+        CostModel(**QUICK).fit(X, y, groups)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, 1e300])
+def test_features_that_are_infinite_are_refused(data, bad):
+    X, y, groups = data
+    X = X.astype(np.float64)
+    X[5, 1] = bad
+    with pytest.raises(ModelError, match="1 features are infinite in float32"):
+        CostModel(**QUICK).fit(X, y, groups)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((4, 2), (3,), (4,)), ((4, 2), (4,), (3,)), ((4,), (4,), (4,)), ((4, 2), (4, 1), (4,))]
+)
+def test_lengths_that_differ_are_refused(shapes):
+    X, y, groups = (np.zeros(shape) for shape in shapes)
+    with pytest.raises(ModelError, match="first lengths must be equal"):
+        CostModel(**QUICK).fit(X, y, groups)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_problems_of_one_candidate_each_are_nothing_to_compare(rows):
+    with pytest.raises(ModelError, match=r"nothing to compare\. Collect more"):
+        CostModel(**QUICK).fit(np.zeros((rows, 2)), np.zeros(rows), np.arange(rows))
+
+
+@pytest.mark.parametrize("groups", [[0, 0], ["a", "a"], [7.5, 7.5]])
+def test_two_rows_are_enough(groups):
+    X = np.array([[0.0], [1.0]])
+    model = CostModel(**QUICK).fit(X, np.log([2.0, 8.0]), np.array(groups))
+    assert np.isfinite(model.predict(X)).all()
+    assert np.isfinite([model.level_mean_, model.error_mean_]).all()
+    assert model.level_mean_ == pytest.approx(np.log(4.0))
+
+
+def test_constant_latencies_give_constant_predictions():
+    X, _, groups = synthetic(10)
+    model = CostModel(**QUICK).fit(X, np.full(len(X), 3.0), groups)
+    np.testing.assert_allclose(model.predict(X), 0.0, atol=1e-6)
+    assert model.level_mean_ == 3.0
+    assert np.isfinite(model.error_mean_)
+
+
+def test_a_constant_feature_and_one_that_is_always_missing(data, fitted):
+    X, y, groups = data
+    wide = np.column_stack([X, np.full(len(X), 5.0), np.full(len(X), np.nan)])
+    model = CostModel(**QUICK).fit(wide, y, groups)
+    np.testing.assert_allclose(model.predict(wide), fitted.predict(X), atol=1e-5)
+
+
+def test_the_names_of_the_problems_do_not_count(data, fitted):
+    X, y, groups = data
+    named = np.array([f"problem {number:03}" for number in groups])
+    assert saved(CostModel(**QUICK).fit(X, y, named)) == saved(fitted)
+
+
+def test_rows_in_any_order_fit_the_same_model_once_sorted(data, fitted):
+    X, y, groups = data
+    shuffled = np.random.default_rng(0).permutation(len(X))
+    back = np.argsort(shuffled)
+    again = CostModel(**QUICK).fit(X[shuffled][back], y[shuffled][back], groups[shuffled][back])
+    assert saved(again) == saved(fitted)
+    # Without sampling of rows the order counts for nothing but the rounding of sums.
+    whole = {**QUICK, "subsample": 1.0}
+    one = CostModel(**whole).fit(X, y, groups)
+    other = CostModel(**whole).fit(X[shuffled], y[shuffled], groups[shuffled])
+    np.testing.assert_allclose(other.predict(X), one.predict(X), atol=1e-3)
+
+
+def test_the_same_data_and_seed_give_the_same_bytes(data, fitted):
+    again = CostModel(**QUICK).fit(*data)
+    assert saved(again) == saved(fitted)
+    assert (again.level_mean_, again.error_mean_) == (fitted.level_mean_, fitted.error_mean_)
+    other_seed = CostModel(**QUICK, random_state=1).fit(*data)
+    assert saved(other_seed) != saved(fitted)
+
+
+@pytest.mark.slow
+def test_the_number_of_threads_does_not_count(data):
+    few = {**QUICK, "n_estimators": 5}
+    assert saved(CostModel(**{**few, "n_jobs": 2}).fit(*data)) == saved(CostModel(**few).fit(*data))
+
+
+def test_a_problem_of_one_candidate_says_nothing_of_differences(data):
+    X, y, groups = data
+    alone = np.array([[3.0, 0.0, 1.0, 0.0]], np.float32)
+    more = np.concatenate([X, alone]), np.append(y, 50.0), np.append(groups, 999)
+    kept, with_one = CostModel(**QUICK).fit(*data), CostModel(**QUICK).fit(*more)
+    for head in saved(kept).keys() - {"level"}:
+        assert saved(with_one)[head] == saved(kept)[head], head
+    assert with_one.error_mean_ == kept.error_mean_
+    assert with_one.level_mean_ == pytest.approx(np.append(y, 50.0).mean())
+
+
+def test_a_constant_added_to_a_problem_changes_no_difference(data, fitted):
+    X, y, groups = data
+    shifted = CostModel(**QUICK).fit(X, y + 0.25 * groups, groups)
+    np.testing.assert_allclose(shifted.predict(X), fitted.predict(X), atol=0.02)
+    assert shifted.level_mean_ == pytest.approx((y + 0.25 * groups).mean())
+
+
+def test_it_ranks_problems_it_has_not_seen(fitted):
+    X, y, groups = synthetic(40, seed=1, noise=0.0)
+    predicted = fitted.predict(X)
+    efficiency = []
+    for number in np.unique(groups):
+        rows = groups == number
+        efficiency.append(np.exp(y[rows].min() - y[rows][np.argmin(predicted[rows])]))
+    assert np.exp(np.mean(np.log(efficiency))) > 0.95
+    # A random choice would have:
+    assert (
+        np.exp(
+            np.mean([y[groups == number].min() - y[groups == number].mean() for number in np.unique(groups)])
+        )
+        < 0.75
+    )
+
+
+def standardised(fit, problems, seed):
+    """Errors of differences over what the model says of them, on problems that it has not seen."""
+    X, y, groups = synthetic(problems, seed=seed)
+    predicted = fit.predict(X)
+    error = np.exp(fit.error_mean_ + fit.forests_["error"].predict(X))
+    scores = []
+    rng = np.random.default_rng(0)
+    for number in np.unique(groups):
+        rows = np.flatnonzero(groups == number)
+        other = rng.choice(rows)
+        rows = rows[rows != other]
+        off = (predicted[rows] - predicted[other]) - (y[rows] - y[other])
+        scores.append(off / error[rows])
+    return np.concatenate(scores)
+
+
+@pytest.mark.slow
+def test_the_error_is_a_standard_deviation():
+    fit = CostModel(**WHOLE).fit(*synthetic(300))
+    scores = standardised(fit, 100, seed=5)
+    assert 0.55 < np.mean(np.abs(scores) < 1) < 0.85
+    assert 0.5 < np.std(scores) < 1.6
+    # The noise alone makes a difference of two uncertain by sqrt(2) of it; the model cannot claim less, nor need much more.
+    X, _, _ = synthetic(100, seed=5)
+    claimed = np.exp(fit.error_mean_ + fit.forests_["error"].predict(X))
+    assert 0.9 * NOISE * np.sqrt(2) < np.median(claimed) < 2 * NOISE * np.sqrt(2)
+
+
+@pytest.mark.slow
+def test_the_error_is_larger_where_the_noise_is():
+    X, y, groups = synthetic(200, noise=0.0)
+    loud = X[:, 2] == 3
+    y += np.random.default_rng(1).normal(size=len(y)) * np.where(loud, 0.4, 0.02)
+    fit = CostModel(**WHOLE).fit(X, y, groups)
+    error = np.exp(fit.error_mean_ + fit.forests_["error"].predict(X))
+    assert np.median(error[loud]) > 1.5 * np.median(error[~loud])
+
+
+@pytest.mark.parametrize("folds", [0, 1])
+def test_without_folds_there_is_one_error_for_all(data, folds):
+    fit = CostModel(**QUICK, error_folds=folds).fit(*data)
+    error = np.exp(fit.error_mean_ + fit.forests_["error"].predict(data[0]))
+    np.testing.assert_allclose(error, error[0], rtol=1e-5)
+    assert 0.1 < error[0] < 0.25
+
+
+def test_more_folds_than_problems():
+    X, y, groups = synthetic(3)
+    fit = CostModel(**QUICK, error_folds=50).fit(X, y, groups)
+    assert np.isfinite(fit.predict(X)).all()
+    one_tree = CostModel(n_estimators=1, error_folds=2, n_jobs=1).fit(X, y, groups)
+    assert np.isfinite(one_tree.error_mean_)
