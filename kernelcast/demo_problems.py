@@ -144,7 +144,9 @@ def _values(operation: str, device: Device, *, held_out: bool) -> Iterator[dict[
 
 def _gemm(held_out: bool, on_gpu: bool) -> Iterator[dict[str, Any]]:
     scale = 1 if on_gpu else 4
-    rows = ((16, 512, 4096) if on_gpu else (8, 96)) if held_out else ((1, 64, 2048) if on_gpu else (1, 32, 256))
+    rows = (
+        ((16, 512, 4096) if on_gpu else (8, 96)) if held_out else ((1, 64, 2048) if on_gpu else (1, 32, 256))
+    )
     networks: dict[str, tuple[tuple[int, int], ...]] = {**(_LINEAR_HELD_OUT if held_out else _LINEAR_TRAIN)}
     skinny: tuple[tuple[int, int, int], ...] = _SKINNY_HELD_OUT if held_out else _SKINNY_TRAIN
     for layers in networks.values():

@@ -73,7 +73,7 @@ def trained(models: Path, data: list[ProblemData], **options):
 def test_fewer_than_100_problems_get_smaller_trees_and_the_caller_has_the_last_word():
     small, large = hyperparameters(99), hyperparameters(100)
     assert (small["n_estimators"], small["max_depth"], small["min_child_weight"]) == (150, 5, 1.0)
-    assert (large["n_estimators"], large["max_depth"], large["min_child_weight"]) == (400, 8, 2.0)
+    assert (large["n_estimators"], large["max_depth"], large["min_child_weight"]) == (250, 8, 2.0)
     assert hyperparameters(10, {"max_depth": 3}, seed=7) == {**small, "max_depth": 3, "random_state": 7}
     with pytest.raises(ModelError, match=r"no parameter depth.*max_depth"):
         hyperparameters(10, {"depth": 3})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def _scratch_bytes(problem: Problem, columns: Columns) -> float:
     """float32 scores before and after the softmax (and the mask), scaled q and k, k and v repeated over the group."""
-    heads = problem["batch"] * problem["heads"]
+    heads = float(problem["batch"]) * problem["heads"]
     scores = heads * problem["q_len"] * problem["kv_len"]
     operands = heads * (problem["q_len"] + 2 * problem["kv_len"]) * problem["head_dim"]
     return 4.0 * ((3 if problem["causal"] else 2) * scores + operands)

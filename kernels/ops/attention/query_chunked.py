@@ -37,7 +37,7 @@ def _steps(problem: Problem, columns: Columns) -> np.ndarray:
 
 def _scores_bytes(problem: Problem, columns: Columns) -> np.ndarray:
     """The scores of one chunk against all keys: one buffer, which every step uses."""
-    rows = problem["batch"] * problem["heads"] * columns["chunk"]
+    rows = float(problem["batch"]) * problem["heads"] * columns["chunk"]
     return compute_bytes(problem, columns) * rows * pieces.reach(problem)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,13 @@ def _grid(geometry: Geometry) -> tuple[int, int]:
 
 def _phases(geometry: Geometry) -> list[tuple[int, int]]:
     """The phases of the stride that some tap reads: its row and column, modulo the stride."""
-    rows = sorted({i * geometry.dilation[0] % geometry.stride[0] for i in range(geometry.r)})
-    columns = sorted({j * geometry.dilation[1] % geometry.stride[1] for j in range(geometry.s)})
+    rows, columns = (
+        # After this many taps the phases repeat.
+        sorted({tap * dilation % stride for tap in range(min(taps, stride // math.gcd(stride, dilation)))})
+        for taps, dilation, stride in zip(
+            (geometry.r, geometry.s), geometry.dilation, geometry.stride, strict=True
+        )
+    )
     return [(row, column) for row in rows for column in columns]
 
 
