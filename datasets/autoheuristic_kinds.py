@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelcast.kernels import Candidate, Problem
-from kernelcast.kernels.ops.gemm.schema import GEMM
+from kernelcast.kernels.ops.gemm.schema import GEMM, matrix_layout
 from kernelcast.kernels.problem import DTYPE_BYTES, MAX_DIMENSION, OptionValue
 
 _TRITON = re.compile(
@@ -49,37 +49,19 @@ class Kind:
     choices: str
 
 
-def matrix_layout(rows: int, columns: int, stride_0: int, stride_1: int) -> tuple[str, int]:
-    """A strided matrix as gemm problems state it: ``"n"`` or ``"t"``, and its leading dimension, 0 where adjacent.
-
-    Strides that are exactly row-major are ``n``, exactly column-major ``t``, in this order, so that a matrix of one
-    row or one column keeps the letter that its strides give. Otherwise the stride of a dimension of size 1 means
-    nothing, and is left out.
-
-    Raises:
-        RowError: the matrix has no dimension of stride 1, or its rows overlap.
-    """
-    if (stride_0, stride_1) == (columns, 1):
-        return "n", 0
-    if (stride_0, stride_1) == (1, rows):
-        return "t", 0
-    if (stride_1 == 1 or columns == 1) and (stride_0 >= columns or rows == 1):
-        return "n", 0 if rows == 1 or stride_0 == columns else stride_0
-    if (stride_0 == 1 or rows == 1) and (stride_1 >= rows or columns == 1):
-        return "t", 0 if columns == 1 or stride_1 == rows else stride_1
-    raise RowError(
-        f"a matrix of {rows} x {columns} has the strides ({stride_0}, {stride_1}): neither its rows nor its columns "
-        "are one after the other."
-    )
-
-
 def _layouts(facts: Mapping[str, Any]) -> dict[str, OptionValue]:
     """``layout``, ``lda`` and ``ldb`` of the two matrices of a row."""
     letters, leading = "", []
     for matrix, rows, columns in (("mat1", "m", "k"), ("mat2", "k", "n")):
         size = facts[rows], facts[columns]
         strides = facts[f"{matrix}_stride_0"], facts[f"{matrix}_stride_1"]
-        letter, stride = matrix_layout(*size, *strides)
+        layout = matrix_layout(*size, *strides)
+        if layout is None:
+            raise RowError(
+                f"a matrix of {size[0]} x {size[1]} has the strides {strides}: neither its rows nor its columns are one "
+                "after the other."
+            )
+        letter, stride = layout
         letters += letter
         leading.append(stride)
         name = f"{matrix}_iscontig"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from kernelcast import kernels
@@ -18,7 +19,7 @@ def device(name: str | None = None) -> Device:
     Raises:
         UnknownNameError: no device of that name; the message lists those there are.
     """
-    return detect() if name is None else named_device(name)
+    return _here() if name is None else named_device(name)
 
 
 def problem(operation: str, **values: Any) -> Problem:
@@ -30,7 +31,7 @@ def problem(operation: str, **values: Any) -> Problem:
         UnknownNameError: no such operation.
         InvalidProblemError: an unknown, missing or impossible value.
     """
-    if "threads" not in values and detect().kind == "cpu":
+    if "threads" not in values and _here().kind == "cpu":
         values["threads"] = default_threads()
     return kernels.problem(operation, **values)
 
@@ -60,4 +61,10 @@ def _selector() -> Any:
 
     from kernelcast.runtime.dropins import selector_for
 
-    return selector_for(torch.device("cuda" if detect().kind == "gpu" else "cpu"))
+    return selector_for(torch.device("cuda" if _here().kind == "gpu" else "cpu"))
+
+
+@lru_cache(maxsize=1)
+def _here() -> Device:
+    """This machine's device, detected once: reading its facts takes milliseconds."""
+    return detect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,8 +27,8 @@ TRAIN_WORKLOAD = "demo"
 HELD_OUT_WORKLOAD = "demo-held-out"
 
 #: Time given to one problem's rounds, and to one candidate.
-TRAIN_PLAN = TimingPlan(rounds=12, seconds=2.5, candidate_seconds=2.0)
-HELD_OUT_PLAN = TimingPlan(rounds=24, least_rounds=8, seconds=6.0, candidate_seconds=2.0)
+TRAIN_PLAN = TimingPlan(rounds=16, seconds=3.0, candidate_seconds=2.0)
+HELD_OUT_PLAN = TimingPlan(rounds=30, least_rounds=10, seconds=6.0, candidate_seconds=2.0)
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,12 @@ class OperationResult:
     problems: int = 0
     efficiency: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
+
+    @property
+    def achieved(self) -> float | None:
+        """Geometric mean of the selections' efficiencies; None without any."""
+        found = [row.efficiency for row in self.rows if row.efficiency is not None]
+        return statistics.geometric_mean(found) if found else None
 
 
 @dataclass

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from kernelcast.errors import InvalidRecordError
@@ -98,7 +99,7 @@ class Device:
             )
         return value if whole else float(value)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """16 hexadecimal digits over every fact but the name: equal hardware is equal whatever it is called."""
         facts = asdict(self)

@@ -24,6 +24,7 @@ from kernelcast.errors import InvalidProblemError, SettingsError
 from kernelcast.kernels import Problem, operation, problem, variant
 from kernelcast.kernels.detect import detect
 from kernelcast.kernels.operation import Launcher
+from kernelcast.kernels.ops.gemm.schema import matrix_layout
 from kernelcast.runtime.selector import Selector
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -353,26 +354,13 @@ def _problem(name: str, sample: torch.Tensor, **values: Any) -> Problem:
 
 
 def _gemm_problem(a: torch.Tensor, b: torch.Tensor) -> Problem | None:
-    facts = [_matrix_layout(a), _matrix_layout(b)]
-    if None in facts:
+    of_a, of_b = matrix_layout(*a.shape, *a.stride()), matrix_layout(*b.shape, *b.stride())
+    if of_a is None or of_b is None:
         return None
-    (letter_a, lda), (letter_b, ldb) = facts  # type: ignore[misc]
+    (letter_a, lda), (letter_b, ldb) = of_a, of_b
     return _problem(
         "gemm", a, m=a.shape[0], k=a.shape[1], n=b.shape[1], layout=letter_a + letter_b, lda=lda, ldb=ldb
     )
-
-
-def _matrix_layout(matrix: torch.Tensor) -> tuple[str, int] | None:
-    """(letter, leading dimension or 0 where tight) of a matrix, None if no dimension is adjacent in memory."""
-    rows, columns = matrix.shape
-    row_step, column_step = matrix.stride()
-    for letter, inner_size, inner_step, outer_size, outer_step in (
-        ("n", columns, column_step, rows, row_step),
-        ("t", rows, row_step, columns, column_step),
-    ):
-        if (inner_step == 1 or inner_size <= 1) and (outer_size <= 1 or outer_step >= max(inner_size, 1)):
-            return letter, 0 if outer_size <= 1 or outer_step == inner_size else outer_step
-    return None
 
 
 def _conv2d_problem(

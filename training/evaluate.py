@@ -15,6 +15,7 @@ from kernelcast.errors import ModelError
 from kernelcast.training.baselines import BASELINES, baseline_curves
 from kernelcast.training.data import FullTable, MeasuredProblem, folds_by_shape, full_table
 from kernelcast.training.metrics import as_json, efficiency_curve, geometric_mean, statistics
+from kernelcast.training.recipe import hyperparameters
 
 if TYPE_CHECKING:
     from kernelcast.costmodel.estimator import CostModel
@@ -148,7 +149,8 @@ def evaluate(
             :func:`kernelcast.training.data.split_workloads`.
         seeds: number of fits. The first takes the ``random_state`` of ``estimator_params`` (0 if not given), the
             next ones count on from it.
-        estimator_params: parameters of :class:`kernelcast.costmodel.CostModel` other than the defaults.
+        estimator_params: parameters of the estimator other than :func:`kernelcast.training.recipe.hyperparameters`
+            gives.
         on_progress: see :data:`OnProgress`.
 
     Raises:
@@ -194,7 +196,7 @@ def _evaluate(
 ) -> Evaluation:
     if seeds < 1:
         raise ModelError(f"{seeds} seeds are not possible; take at least 1.")
-    _estimator(estimator_params, 0, 1)  # a mistake in the parameters shows before the work
+    _estimator(1, estimator_params, 0, 1)  # a mistake in the parameters shows before the work
     for train, test in splits:
         _refuse_leaks(train, test)
     tables = [_full_tables(test) for _, test in splits]
@@ -261,7 +263,7 @@ def _fit_and_score(
     seed: int,
     threads: int,
 ) -> RankerScores:
-    return _score(RankingModel.fit(train, _estimator(estimator_params, seed, threads)), held_out)
+    return _score(RankingModel.fit(train, _estimator(len(train), estimator_params, seed, threads)), held_out)
 
 
 def _share_cores(fits: int) -> tuple[int, int]:
@@ -310,15 +312,11 @@ def _refuse_leaks(train: Sequence[ProblemData], test: Sequence[ProblemData]) -> 
         )
 
 
-def _estimator(params: Mapping[str, Any] | None, seed: int, threads: int) -> CostModel:
+def _estimator(problems: int, params: Mapping[str, Any] | None, seed: int, threads: int) -> CostModel:
     from kernelcast.costmodel.estimator import CostModel
 
-    params = dict(params or {})
-    known = CostModel().get_params()
-    unknown = sorted(set(params) - set(known))
-    if unknown:
-        raise ModelError(f"The cost model has no parameter {', '.join(unknown)}. It has: {', '.join(known)}.")
-    return CostModel(**{"n_jobs": threads, **params, "random_state": params.get("random_state", 0) + seed})
+    full = hyperparameters(problems, {"n_jobs": threads, **(params or {})})
+    return CostModel(**{**full, "random_state": full["random_state"] + seed})
 
 
 def _joined(scores: Sequence[RankerScores]) -> RankerScores:

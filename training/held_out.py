@@ -29,7 +29,7 @@ FILE = "held_out.json"
 RECORD_VERSION = 1
 
 #: Below this many problems, folds: each problem is judged once, so that a handful of them says something.
-FEW_PROBLEMS = 25
+FEW_PROBLEMS = 50
 FOLDS = 5
 
 #: Candidates kept for plots of predicted against measured latency.

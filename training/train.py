@@ -27,6 +27,7 @@ from kernelcast.training import registry
 from kernelcast.training.data import dataset_hash
 from kernelcast.training.gate import Decision, Scores, Standing, judge
 from kernelcast.training.metrics import KS
+from kernelcast.training.recipe import hyperparameters
 from kernelcast.training.tracking import Run, Tracked, TrackedFile, track
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ _log = logging.getLogger("kernelcast.training")
 
 #: Called with what is being done and the share of the whole that is done, 0 to 1.
 OnProgress = Callable[[str, float], None]
-
-#: Below this many problems the trees are fewer and shallower.
-SMALL_DATASET = 100
 
 _LIBRARIES = ("numpy", "xgboost", "xgboost-cpu", "scikit-learn", "torch", "triton")
 
@@ -62,36 +60,6 @@ class TrainResult:
     promoted: bool
     reason: str
     tracking_warning: str = ""
-
-
-def hyperparameters(
-    problems: int, changes: Mapping[str, Any] | None = None, *, seed: int = 0
-) -> dict[str, Any]:
-    """All parameters of the estimator for a dataset of some size.
-
-    From :data:`SMALL_DATASET` problems on, the defaults of :class:`kernelcast.costmodel.CostModel`. Below, the shapes
-    are too few to support deep interactions: 150 trees of depth 5, and single candidates may have leaves of their own.
-
-    Args:
-        problems: number of problems in the dataset.
-        changes: parameters that the caller sets, whatever the size.
-        seed: the estimator's ``random_state``.
-
-    Raises:
-        ModelError: a parameter that the estimator does not have.
-    """
-    from kernelcast.costmodel.estimator import CostModel
-
-    defaults = CostModel().get_params()
-    unknown = sorted(set(changes or {}) - set(defaults))
-    if unknown:
-        raise ModelError(
-            f"The cost model has no parameter {', '.join(unknown)}. It has: {', '.join(defaults)}."
-        )
-    by_size = (
-        {"n_estimators": 150, "max_depth": 5, "min_child_weight": 1.0} if problems < SMALL_DATASET else {}
-    )
-    return {**defaults, **by_size, "random_state": seed, **(changes or {})}
 
 
 def train(

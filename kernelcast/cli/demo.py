@@ -147,8 +147,12 @@ def _print(result: Any) -> None:
             )
         out.print(table)
         shown = "  ".join(f"@{k} {values['geomean']:.3f}" for k, values in found.efficiency.items())
-        out.print(f"  efficiency with the default among the k, against every candidate measured: {shown}")
-        state = "promoted" if found.trained.promoted else "not promoted"
+        out.print(f"  the model's ranking, with the default among the k: efficiency {shown}")
+        if found.achieved is not None:
+            out.print(
+                f"  the selections reach {found.achieved:.1%} of the best of every candidate measured (geometric mean)"
+            )
+        state = "promoted" if found.trained.promoted else "not promoted: the roofline ranked"
         out.print(f"  model {found.trained.model_dir.name}: {state}. {found.trained.reason}\n", style="dim")
     if not result.complete:
         out.print("Interrupted. The same command goes on from here.")
@@ -196,6 +200,7 @@ def _plain(result: Any) -> dict[str, Any]:
                 "operation": found.operation,
                 "held_out_problems": found.problems,
                 "efficiency_with_default": found.efficiency,
+                "selections_efficiency": found.achieved,
                 "model": None if found.trained is None else str(found.trained.model_dir),
                 "promoted": found.trained is not None and found.trained.promoted,
                 "reason": "" if found.trained is None else found.trained.reason,

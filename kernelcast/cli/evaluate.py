@@ -60,7 +60,10 @@ def evaluate(
     ] = None,
     folds: Annotated[
         int | None,
-        typer.Option("--folds", help="Folds by shape, without test workloads; 5 if left out."),
+        typer.Option(
+            "--folds",
+            help="Folds by shape: 5 without test workloads; with them, also cross-validate the training side.",
+        ),
     ] = None,
     backend: Annotated[
         str | None, typer.Option("--backend", help="Only candidates of these backends, by commas: triton")
@@ -75,6 +78,10 @@ def evaluate(
     """Fit on some measured problems, rank others, and print efficiency@k beside the baselines.
 
     efficiency@k is the best measured latency over the best among the first k of the ranking: 1 is perfect.
+
+    Example:
+
+      kernelcast evaluate --op gemm --device a100-sxm4-80gb --train-workloads timm,random --test-workloads hf
     """
     from kernelcast.datasets import Store
     from kernelcast.training.data import read_problems, split_workloads
@@ -82,8 +89,6 @@ def evaluate(
     from kernelcast.training.evaluate import evaluate_folds
 
     train, test = split_names(train_workloads), split_names(test_workloads)
-    if test and folds is not None:
-        raise SettingsError("--folds and --test-workloads are two ways to split; leave one of them out.")
     if json_file not in (None, "-") and not Path(json_file).parent.is_dir():
         raise SettingsError(
             f"--json {json_file}: there is no folder {Path(json_file).parent}; make it first."
@@ -97,20 +102,28 @@ def evaluate(
         workloads=[*train, *(test or [])] if train else None,
         backends=split_names(backend),
     )
+    within = None
     with _progress() as on_progress:
         if test:
             others = sorted({item.workload for item in found.problems} - set(test))
             fitted, held_out = split_workloads(found.problems, train or others, test)
             result = evaluate_split(fitted, held_out, seeds=seeds, on_progress=on_progress)
+            if folds is not None:
+                within = evaluate_folds(fitted, folds, seeds=seeds, on_progress=on_progress)
         else:
             result = evaluate_folds(
                 found.problems, 5 if folds is None else folds, seeds=seeds, on_progress=on_progress
             )
+    figures = result.to_json()
+    if within is not None:
+        figures["within_training"] = within.to_json()
     if json_file == "-":
-        print_json(result.to_json())
+        print_json(figures)
     elif json_file is not None:
-        write_json(Path(json_file), result.to_json())
+        write_json(Path(json_file), figures)
     _show(out, result, found)
+    if within is not None:
+        _show(out, within, found)
 
 
 @contextmanager

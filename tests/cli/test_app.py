@@ -163,15 +163,7 @@ def test_without_arguments_help_is_shown(run):
     assert "Error" not in out + err
 
 
-MODULES = [
-    pytest.param(name, marks=pytest.mark.xfail(strict=False, reason="its help shows no example"))
-    if name == "evaluate"
-    else name
-    for name in commands.MODULES
-]
-
-
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", commands.MODULES)
 def test_help_of_every_command_holds_an_example(module, monkeypatch, capsys):
     from importlib import import_module
 

@@ -111,6 +111,19 @@ def test_folds_and_json_on_standard_output(store, capsys):
     assert "2 folds by shape of alpha" in captured.err
 
 
+@pytest.mark.slow
+def test_folds_beside_test_workloads_cross_validate_the_training_side(store, capsys):
+    arguments = ("--train-workloads", "alpha", "--test-workloads", "beta", "--folds", "2", "--seeds", "1")
+    assert run(*arguments, "--store", str(store), "--json", "-") == 0
+    captured = capsys.readouterr()
+    figures = json.loads(captured.out)
+    assert (figures["folds"], figures["test_workloads"]) == (None, ["beta"])
+    within = figures["within_training"]
+    assert (within["folds"], within["test_workloads"]) == (2, ["alpha"])
+    assert within["test_problems"] == figures["train_problems"]
+    assert "2 folds by shape of alpha" in captured.err
+
+
 def test_what_the_store_lacks_is_said_and_the_status_is_2(store, capsys):
     assert run("--train-workloads", "alpha", "--test-workloads", "delta", "--store", str(store)) == 2
     error = capsys.readouterr().err
@@ -129,7 +142,6 @@ def test_a_missing_store_is_status_2(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--test-workloads", "beta", "--folds", "3"), "two ways to split; leave one of them out"),
         (("--folds", "1"), "folds is 1; a split needs at least 2"),
         (("--seeds", "0"), "0 seeds are not possible; take at least 1"),
         (("--json", "/no/such/folder/out.json"), "there is no folder /no/such/folder"),

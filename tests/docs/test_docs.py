@@ -267,7 +267,7 @@ def test_the_model_page_names_heads_features_and_hyperparameters() -> None:
     from kernelcast.featurizer.extra import extra_names, left_out
     from kernelcast.training.gate import TIE
     from kernelcast.training.held_out import FEW_PROBLEMS
-    from kernelcast.training.train import SMALL_DATASET
+    from kernelcast.training.recipe import SMALL_DATASET
 
     text = read("models.md")
     assert list(table_after(text, "head")) == list(HEADS)

@@ -19,7 +19,8 @@ from kernelcast.kernels import Candidate, CandidateTable, Problem, problem
 from kernelcast.kernels.devices import device
 from kernelcast.training import held_out, registry
 from kernelcast.training.data import dataset_hash
-from kernelcast.training.train import hyperparameters, standing_of, train
+from kernelcast.training.recipe import hyperparameters
+from kernelcast.training.train import standing_of, train
 
 A100 = device("a100-sxm4-80gb")
 TILES = [(rows, columns) for rows in (16, 32, 64, 128) for columns in (32, 128)]
@@ -72,7 +73,8 @@ def trained(models: Path, data: list[ProblemData], **options):
 @pytest.mark.slow
 def test_fewer_than_100_problems_get_smaller_trees_and_the_caller_has_the_last_word():
     small, large = hyperparameters(99), hyperparameters(100)
-    assert (small["n_estimators"], small["max_depth"], small["min_child_weight"]) == (150, 5, 1.0)
+    assert (small["n_estimators"], small["max_depth"], small["min_child_weight"]) == (200, 6, 1.0)
+    assert (small["colsample_bytree"], large["colsample_bytree"]) == (1.0, 0.6)
     assert (large["n_estimators"], large["max_depth"], large["min_child_weight"]) == (250, 8, 2.0)
     assert hyperparameters(10, {"max_depth": 3}, seed=7) == {**small, "max_depth": 3, "random_state": 7}
     with pytest.raises(ModelError, match=r"no parameter depth.*max_depth"):
@@ -104,8 +106,8 @@ def test_a_fifth_of_many_shapes_is_held_out_and_five_folds_of_few():
     how, parts = held_out.splits([measured(m) for m in range(1, 101)], 0.2)
     assert [len(part.test) for part in parts] == [20]
     assert how == "20 of 100 shapes held out"
-    how, parts = held_out.splits([measured(m) for m in range(1, 25)], 0.2)
-    assert sorted(len(part.test) for part in parts) == [4, 5, 5, 5, 5]
+    how, parts = held_out.splits([measured(m) for m in range(1, 50)], 0.2)
+    assert sorted(len(part.test) for part in parts) == [9, 10, 10, 10, 10]
     assert how == "5 folds by shape, each problem judged once"
 
 
@@ -142,7 +144,7 @@ class Oracle:
 
 
 def test_the_judged_model_never_saw_a_held_out_shape_and_figures_are_exact():
-    data = dataset(40)
+    data = dataset(60)
     fitted = []
 
     def fit(part):
@@ -206,7 +208,7 @@ def test_a_good_model_is_registered_promoted_and_says_what_it_was_trained_on(fir
     assert (facts["problems"], facts["candidates"], facts["measurements"]) == (60, 540, 540)
     assert sum(facts["workloads"].values()) == 60
     assert facts["hyperparameters"]["n_estimators"] == 40
-    assert facts["hyperparameters"]["max_depth"] == 5
+    assert facts["hyperparameters"]["max_depth"] == 6
     assert "xgboost" in facts["libraries"]
     assert facts["gate"] == {"promoted": True, "reason": result.reason}
     rankers = facts["held_out"]["rankers"]

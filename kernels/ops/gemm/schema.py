@@ -72,6 +72,33 @@ UNIT_ROUNDOFF = {
 }
 
 
+def matrix_layout(rows: int, columns: int, stride_0: int, stride_1: int) -> tuple[str, int] | None:
+    """A strided matrix as gemm problems state it: ``"n"`` or ``"t"``, and its leading dimension, 0 where adjacent.
+
+    Strides that are exactly row-major are ``n``, exactly column-major ``t``, in this order, so that a matrix of one
+    row or one column keeps the letter that its strides give. Otherwise the stride of a dimension of size 1 means
+    nothing, and is left out.
+
+    Args:
+        rows: size of the first dimension.
+        columns: size of the second.
+        stride_0: elements from one row to the next.
+        stride_1: elements from one column to the next.
+
+    Returns:
+        None where neither the rows nor the columns are one after the other, or they overlap.
+    """
+    if (stride_0, stride_1) == (columns, 1):
+        return "n", 0
+    if (stride_0, stride_1) == (1, rows):
+        return "t", 0
+    if (stride_1 == 1 or columns == 1) and (stride_0 >= columns or rows == 1):
+        return "n", 0 if rows == 1 or stride_0 == columns else stride_0
+    if (stride_0 == 1 or rows == 1) and (stride_1 >= rows or columns == 1):
+        return "t", 0 if columns == 1 or stride_1 == rows else stride_1
+    return None
+
+
 def operand_dims(problem: Problem) -> list[tuple[int, int, bool, int]]:
     """(rows, columns, transposed, leading dimension in elements) of A and of B."""
     layout = problem["layout"]

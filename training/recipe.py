@@ -1,0 +1,42 @@
+"""The recipe: which hyperparameters a dataset of some size is fitted with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernelcast.errors import ModelError
+
+#: Below this many problems the trees are fewer and shallower.
+SMALL_DATASET = 100
+
+_SMALL = {"n_estimators": 200, "max_depth": 6, "min_child_weight": 1.0, "colsample_bytree": 1.0}
+
+
+def hyperparameters(
+    problems: int, changes: Mapping[str, Any] | None = None, *, seed: int = 0
+) -> dict[str, Any]:
+    """All parameters of the estimator for a dataset of some size.
+
+    From :data:`SMALL_DATASET` problems on, the defaults of :class:`kernelcast.costmodel.CostModel`. Below, the shapes
+    are too few to support deep interactions: 200 trees of depth 6; single candidates may have leaves of their own, and
+    every tree sees every feature, of which few tell anything yet.
+
+    Args:
+        problems: number of problems in the dataset.
+        changes: parameters that the caller sets, whatever the size.
+        seed: the estimator's ``random_state``.
+
+    Raises:
+        ModelError: a parameter that the estimator does not have.
+    """
+    from kernelcast.costmodel.estimator import CostModel
+
+    defaults = CostModel().get_params()
+    unknown = sorted(set(changes or {}) - set(defaults))
+    if unknown:
+        raise ModelError(
+            f"The cost model has no parameter {', '.join(unknown)}. It has: {', '.join(defaults)}."
+        )
+    by_size = _SMALL if problems < SMALL_DATASET else {}
+    return {**defaults, **by_size, "random_state": seed, **(changes or {})}
