@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from bench_tables import plain, write_result
 
-BENCHMARKS = ("selection_speed", "recorded_a100", "training_speed")
+BENCHMARKS = ("selection_speed", "recorded_a100", "training_speed", "demonstration")
 #: Those that are timed on one thread, whatever a library would take.
 _ONE_THREAD = ("selection_speed",)
 _LIBRARIES = ("kernelcast", "torch", "numpy", "xgboost", "scikit-learn", "pandas", "pyarrow")

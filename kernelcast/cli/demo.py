@@ -136,7 +136,7 @@ def _print(result: Any) -> None:
         for row in found.rows:
             chosen = row.selection
             table.add_row(
-                _shape(chosen.problem),
+                shape_text(chosen.problem),
                 str(chosen.candidate),
                 f"{chosen.predicted_us:,.0f}",
                 f"{chosen.measured_us:,.0f}",
@@ -172,7 +172,7 @@ def _print(result: Any) -> None:
         out.print(f"  {'':9} {how}", style="dim", soft_wrap=True)
 
 
-def _shape(problem: Any) -> str:
+def shape_text(problem: Any) -> str:
     """A problem in short: its dimensions, and the options that are not the operation's defaults."""
     from kernelcast.kernels import operation
 
