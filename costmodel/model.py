@@ -21,6 +21,9 @@ from kernelcast.kernels import CandidateTable, Device, Problem, operation_names
 if TYPE_CHECKING:
     from kernelcast.costmodel.estimator import CostModel
 
+#: Candidates up to this much slower than the first, in log latency, set a problem's level.
+_NEAR = 0.7
+
 #: No prediction claims to be surer than this, in log latency.
 _LEAST_ERROR = 0.005
 
@@ -142,8 +145,11 @@ class RankingModel:
         covered = self._featurizer.covers(table)
         relative = relative_log(self.forests, features)
         level = self.forests["level"].predict(features)
-        # The level is the mean over the candidates that the model knows; others must not shift it.
+        # The level is the mean over the candidates that the model knows and that may be chosen: others, of which a large
+        # space has far more than any problem in fitting had, must not shift it.
         known = covered if covered.any() else np.ones(len(table), dtype=bool)
+        if len(table):
+            known = known & (relative <= relative[known].min() + _NEAR)
         shift = self.level_mean + float(np.mean((level - relative)[known])) if len(table) else 0.0
         error = np.exp(self.error_mean + self.forests["error"].predict(features))
         return Prediction(relative + shift, np.maximum(error, _LEAST_ERROR), covered)

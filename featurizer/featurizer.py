@@ -40,6 +40,7 @@ class Featurizer:
         self._known = set(schema.variants)
         self._variant_at = {name: index for index, name in enumerate(dict(schema.variants))}
         self._parameter_at = {coding.name: index for index, coding in enumerate(schema.parameters)}
+        self._seen = {name: np.array(values, dtype=np.float64) for name, values in schema.seen}
         self._columns = list(self._units)
 
     @property
@@ -94,7 +95,8 @@ class Featurizer:
     def covers(self, table: CandidateTable) -> np.ndarray:
         """A bool array over the table's rows: True where a candidate's like occurred in fitting.
 
-        That is the variant with just these parameters, each a number as it was then, or one of the texts or flags.
+        That is the variant with just these parameters, each of a value that occurred: trees give a tile size that was
+        never measured the prediction of its neighbour, which is no knowledge. A number with very many values may be any.
         """
         rows = [self._covers(block) for block in table.blocks]
         return np.concatenate(rows) if rows else np.zeros(0, dtype=bool)
@@ -103,7 +105,8 @@ class Featurizer:
         covered = np.full(block.length, (block.variant, tuple(sorted(block.columns))) in self._known)
         if covered.any():
             for name, column in block.columns.items():
-                covered &= ~np.isnan(self.schema.parameters[self._parameter_at[name]].encode_column(column))
+                code = self.schema.parameters[self._parameter_at[name]].encode_column(column)
+                covered &= np.isin(code, self._seen[name]) if name in self._seen else ~np.isnan(code)
         return covered
 
     def __call__(self, problem: Problem, table: CandidateTable, device: Device) -> np.ndarray:

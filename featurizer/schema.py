@@ -17,6 +17,10 @@ from kernelcast.kernels import CandidateTable, Problem
 #: Raised whenever the meaning of a column changes; models of another version are refused.
 FEATURE_VERSION = 1
 
+#: A numeric parameter with more values than this is a quantity, between whose values trees interpolate; with fewer it is
+#: a choice, and nothing is known of one that was never measured.
+MOST_SEEN = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Coding:
@@ -62,6 +66,7 @@ class FeatureSchema:
             variant may name it more than once.
         parameters: coding of each parameter; variants share those of one name.
         with_work: whether the operation is in the catalogue, so that its variants state their work.
+        seen: values of each numeric parameter that occurred; a parameter with more than :data:`MOST_SEEN` is left out.
         version: :data:`FEATURE_VERSION` when it was made.
     """
 
@@ -72,6 +77,7 @@ class FeatureSchema:
     variants: tuple[tuple[str, tuple[str, ...]], ...]
     parameters: tuple[Coding, ...]
     with_work: bool
+    seen: tuple[tuple[str, tuple[int, ...]], ...] = ()
     version: int = FEATURE_VERSION
 
     @classmethod
@@ -110,6 +116,11 @@ class FeatureSchema:
             variants=tuple(sorted(variants)),
             parameters=tuple(_coding(name, values) for name, values in sorted(parameters.items())),
             with_work=with_work,
+            seen=tuple(
+                (name, tuple(sorted(values)))
+                for name, values in sorted(parameters.items())
+                if not _coding(name, values).categories and len(values) <= MOST_SEEN
+            ),
         )
 
     @cached_property
@@ -127,6 +138,7 @@ class FeatureSchema:
             "variants": [[name, list(parameters)] for name, parameters in self.variants],
             "parameters": [[coding.name, list(coding.categories)] for coding in self.parameters],
             "with_work": self.with_work,
+            "seen": [[name, list(values)] for name, values in self.seen],
             "version": self.version,
         }
 
@@ -154,6 +166,7 @@ class FeatureSchema:
                     Coding(str(name), tuple(map(str, found))) for name, found in data["parameters"]
                 ),
                 with_work=bool(data["with_work"]),
+                seen=tuple((str(name), tuple(map(int, values))) for name, values in data["seen"]),
                 version=version,
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:

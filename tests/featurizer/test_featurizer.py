@@ -217,7 +217,7 @@ def test_what_was_not_there_in_fitting_is_not_covered():
         return featurizer.covers(CandidateTable.of(candidates)).tolist()
 
     assert featurizer.covers(CANDIDATES).tolist() == [True, True, True, True, False]
-    assert covered(Candidate.of("split_k", {"split": 64})) == [True]  # a number in between, or beyond
+    assert covered(Candidate.of("split_k", {"split": 64})) == [False]  # a choice that was never measured
     assert covered(Candidate.of("split_k", {"split": "4"})) == [False]
     assert covered(Candidate("split_k")) == [False]
     assert covered(Candidate.of("vendor", {"split": 4})) == [False]
@@ -231,6 +231,14 @@ def test_what_was_not_there_in_fitting_is_not_covered():
     assert not any(x[name][TRITON] for name in featurizer.names if name.startswith("variant_"))
     odd = CandidateTable.of([Candidate.of("transposed", {"output": "other"})])
     assert np.isnan(named(featurizer, described, odd)["parameter_output"][0])
+
+
+def test_a_quantity_of_very_many_values_is_covered_in_between_and_beyond():
+    described = kernels.problem("gemm", m=100, n=300, k=512)
+    many = CandidateTable.of([Candidate.of("split_k", {"split": 2 * split}) for split in range(1, 67)])
+    featurizer = featurizer_of([described], many)
+    assert featurizer.schema.seen == ()
+    assert featurizer.covers(CandidateTable.of([Candidate.of("split_k", {"split": 3})])).tolist() == [True]
 
 
 def test_a_variant_that_is_gone_from_the_catalogue_keeps_its_parameters():

@@ -54,6 +54,7 @@ def test_what_is_inferred():
                 Coding("order", ("column", "row")),
             ),
             with_work=False,
+            seen=(("block", (2, 32, 64)),),
         )
         == SCHEMA
     )
@@ -83,6 +84,7 @@ def test_a_schema_survives_json():
         {"variants": SCHEMA.variants[1:]},
         {"parameters": (Coding("block", ("2",)), *SCHEMA.parameters[1:])},
         {"with_work": True},
+        {"seen": (("block", (2, 32)),)},
         {"version": FEATURE_VERSION + 1},
     ],
     ids=lambda changes: next(iter(changes)),
