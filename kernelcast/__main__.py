@@ -1,0 +1,5 @@
+"""``python -m kernelcast``: the command line."""
+
+from kernelcast.cli import main
+
+main()
