@@ -12,7 +12,7 @@ import time
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,10 +81,31 @@ class ImportSummary:
     seconds: float
 
 
+@dataclass(frozen=True)
+class ImportOption:
+    """A fact that an importer must or may be told because its files do not hold it; an option of its command.
+
+    Attributes:
+        name: such as ``"operation"``, for ``--operation``.
+        doc: one sentence.
+        required: whether the importer cannot do without.
+    """
+
+    name: str
+    doc: str
+    required: bool = False
+
+
 class Importer(ABC):
     """Reads one tool's files. Subclasses are registered with :func:`register_importer`, and then are commands.
 
-    ``parse`` is called once for each file, in the order given, before anything is written.
+    One is made for each command; ``parse`` is called once for each file, in the order given, before anything is written.
+
+    Args:
+        given: values of :attr:`options` by name.
+
+    Raises:
+        SettingsError: an option is unknown, or a required one is missing.
     """
 
     name: ClassVar[str]
@@ -92,6 +113,21 @@ class Importer(ABC):
     doc: ClassVar[str]
     #: Files, device and workload of the example in the command's help.
     example: ClassVar[str]
+    options: ClassVar[tuple[ImportOption, ...]] = ()
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        known = [option.name for option in self.options]
+        for name in given:
+            if name not in known:
+                raise SettingsError(
+                    f"The importer {self.name} has no option {name!r}. It has: {', '.join(known) or 'none'}."
+                )
+        for option in self.options:
+            if option.required and option.name not in given:
+                raise SettingsError(
+                    f"The importer {self.name} needs the option {option.name!r}: {option.doc}"
+                )
+        self.given = dict(given)
 
     @abstractmethod
     def parse(self, file: str, *, device: Device, workload: str, on_bytes: Callable[[int], None]) -> Parsed:
@@ -108,10 +144,16 @@ class Importer(ABC):
         """
 
 
-_importers: dict[str, Importer] = {}
+_importers: dict[str, type[Importer]] = {}
 
 #: Modules of this package that register an importer: one line each.
-_MODULES = ("autoheuristic",)
+_MODULES = (
+    "autoheuristic",
+    "kernel_tuner",
+    "t4",
+    "tunableop",
+    "table_file",
+)
 
 ImporterT = TypeVar("ImporterT", bound=type[Importer])
 
@@ -124,18 +166,18 @@ def register_importer(cls: ImporterT) -> ImporterT:
     """
     if cls.name in _importers:
         raise KernelcastError(f"The importer {cls.name!r} is registered twice; names are unique.")
-    _importers[cls.name] = cls()
+    _importers[cls.name] = cls
     return cls
 
 
-def importers() -> dict[str, Importer]:
+def importers() -> dict[str, type[Importer]]:
     """All importers by name."""
     for module in _MODULES:
         importlib.import_module(f"kernelcast.datasets.{module}")
     return dict(sorted(_importers.items()))
 
 
-def importer(name: str) -> Importer:
+def importer(name: str) -> type[Importer]:
     """The importer of that name.
 
     Raises:
@@ -154,6 +196,7 @@ def import_files(
     device: Device,
     workload: str,
     store: Path,
+    options: Mapping[str, str] | None = None,
     on_progress: OnProgress | None = None,
 ) -> ImportSummary:
     """Read files of measurements and add them to a store: all of them, or nothing.
@@ -164,11 +207,12 @@ def import_files(
         device: where they were measured.
         workload: the set of problems that they hold, such as ``"hf-train"``.
         store: folder of the store; created if there is none.
+        options: what the importer must or may be told: :attr:`Importer.options`.
         on_progress: called now and then.
 
     Raises:
         UnknownNameError: no such importer.
-        SettingsError: the workload's name is empty.
+        SettingsError: the workload's name is empty, or an option is unknown, missing or wrong.
         ImportFileError: a file is broken or contradicts the device, or two have one name. Nothing was kept.
         StoreError: the store cannot be written.
     """
@@ -176,7 +220,7 @@ def import_files(
     from kernelcast.datasets.store import Store
 
     pa = require_arrow()
-    reader = importer(name)
+    reader = importer(name)(options or {})
     if not workload.strip():
         raise SettingsError("The workload has no name. Name the set of problems, such as hf-train.")
     started = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -97,13 +97,23 @@ def check(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 
 def export(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="A .parquet or a .csv file.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A .parquet or a .csv file; a .json file for t4.")
+    ],
     store: StoreOption = None,
     operation: OperationOption = None,
     device: RecordedDeviceOption = None,
     workload: WorkloadsOption = None,
     outcome: OutcomeOption = None,
     source: SourceOption = None,
+    file_format: Annotated[
+        Literal["t4"] | None,
+        typer.Option(
+            "--format",
+            help="t4: one problem on one device for other auto-tuners. \\[default: by the file's ending]",
+            show_default=False,
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
 ) -> None:
     """Write records to one file for other tools.
@@ -113,7 +123,13 @@ def export(
     from kernelcast.datasets.store import Store
 
     conditions = _conditions(operation, device, workload, outcome, source)
-    count = Store(resolve_store(store)).export(path, overwrite=overwrite, **conditions)
+    found = Store(resolve_store(store))
+    if file_format == "t4":
+        from kernelcast.datasets.t4 import export_t4
+
+        count = export_t4(found, path, overwrite=overwrite, **conditions)
+    else:
+        count = found.export(path, overwrite=overwrite, **conditions)
     print(f"{path}: {count:,} records.")
 
 

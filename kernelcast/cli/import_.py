@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kernelcast.cli.common import JsonOption, StoreOption, console, print_json, resolve_device, resolve_store
-from kernelcast.datasets.importing import Importer, ImportSummary, OnProgress, import_files, importers
+from kernelcast.datasets.importing import (
+    Importer,
+    ImportOption,
+    ImportSummary,
+    OnProgress,
+    import_files,
+    importers,
+)
 
 
 def attach(app: typer.Typer) -> None:
@@ -20,14 +28,13 @@ def attach(app: typer.Typer) -> None:
     app.add_typer(group, name="import")
 
 
-def _add(group: typer.Typer, importer: Importer) -> None:
+def _add(group: typer.Typer, importer: type[Importer]) -> None:
     help_text = (
         f"{importer.doc}\n\nAll files are read before anything is kept: a broken one leaves the store as it was. "
         "Importing the same file again changes nothing.\n\n"
         f"Example: kernelcast import {importer.name} {importer.example}"
     )
 
-    @group.command(importer.name, help=help_text, no_args_is_help=True)
     def run(
         files: Annotated[list[str], typer.Argument(metavar="FILE...", help="A path, or FILE.zip:MEMBER.")],
         device: Annotated[
@@ -36,6 +43,7 @@ def _add(group: typer.Typer, importer: Importer) -> None:
         workload: Annotated[str, typer.Option("--workload", help="A name for this set of problems.")],
         store: StoreOption = None,
         as_json: JsonOption = False,
+        **given: str | None,
     ) -> None:
         target = resolve_store(store)
         with _progress(f"Importing {importer.name}") as report:
@@ -45,12 +53,44 @@ def _add(group: typer.Typer, importer: Importer) -> None:
                 device=resolve_device(device),
                 workload=workload,
                 store=target,
+                options={
+                    option.name: value
+                    for option in importer.options
+                    if (value := given[_parameter(option)]) is not None
+                },
                 on_progress=report,
             )
         if as_json:
             print_json({"store": str(target), **vars(summary)})
         else:
             print(_sentence(summary))
+
+    _spell_out(run, importer)
+    group.command(importer.name, help=help_text, no_args_is_help=True)(run)
+
+
+def _parameter(option: ImportOption) -> str:
+    # A prefix: an option may have the name of one that every importer has, or of a word of Python.
+    return f"given_{option.name.replace('-', '_')}"
+
+
+def _spell_out(run: Any, importer: type[Importer]) -> None:
+    """Give a command the importer's own options in the place of ``**given``: typer reads a function's signature."""
+    signature = inspect.signature(run, eval_str=True)
+    *common, _ = signature.parameters.values()
+    own = [
+        inspect.Parameter(
+            _parameter(option),
+            inspect.Parameter.KEYWORD_ONLY,
+            default=... if option.required else None,
+            annotation=Annotated[
+                str if option.required else str | None, typer.Option(f"--{option.name}", help=option.doc)
+            ],
+        )
+        for option in importer.options
+    ]
+    run.__signature__ = signature.replace(parameters=[*common, *own])
+    run.__annotations__ = {each.name: each.annotation for each in (*common, *own)}
 
 
 def _sentence(summary: ImportSummary) -> str:
