@@ -106,7 +106,10 @@ def test_the_shapes_reach_every_config() -> None:
         for candidate in candidates(softmax(*shape, layout=layout), CPU)
     }
     every = {
-        each.space().at(row) for each in variants("softmax").values() for row in range(each.space().length)
+        each.space().at(row)
+        for each in variants("softmax").values()
+        if each.backend != "triton"
+        for row in range(each.space().length)
     }
     assert len(every) == 16
     assert reached == every

@@ -107,5 +107,7 @@ from kernelcast.kernels.ops.attention import (  # noqa: E402
     per_head,  # noqa: F401
     query_chunked,  # noqa: F401
     split_kv,  # noqa: F401
+    triton_flash,  # noqa: F401
+    triton_split_kv,  # noqa: F401
     vendor,  # noqa: F401
 )

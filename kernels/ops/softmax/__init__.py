@@ -56,6 +56,9 @@ from kernelcast.kernels.ops.softmax import (  # noqa: E402
     exp_log,  # noqa: F401
     matmul_sum,  # noqa: F401
     row_chunked,  # noqa: F401
+    triton_row,  # noqa: F401
+    triton_rows,  # noqa: F401
+    triton_two_pass,  # noqa: F401
     vendor,  # noqa: F401
     vendor_chunked,  # noqa: F401
 )

@@ -1,0 +1,126 @@
+"""Softmax in Triton: several whole rows a program, for short rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernelcast.kernels.candidate import Columns
+from kernelcast.kernels.compile import KernelSpec
+from kernelcast.kernels.device import Device
+from kernelcast.kernels.operation import Launcher, Parameter, Variant
+from kernelcast.kernels.ops.softmax import triton_pieces as pieces
+from kernelcast.kernels.ops.softmax.schema import ELEMENT_FLOPS
+from kernelcast.kernels.problem import Problem
+from kernelcast.kernels.registry import operation, register_variant
+from kernelcast.kernels.rule import Rule
+from kernelcast.kernels.work import Work
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _elements(problem: Problem, columns: Columns) -> np.ndarray:
+    return columns["rows_per_program"] * pieces.padded_columns(problem)
+
+
+def _programs(problem: Problem, columns: Columns) -> np.ndarray:
+    return -(-problem["rows"] // columns["rows_per_program"])
+
+
+@register_variant("softmax")
+class TritonRows(Variant):
+    """As ``triton_row`` with several rows a program, so that short rows fill its threads.
+
+    Takes transposed matrices too: there the rows of one program are adjacent.
+    """
+
+    name = "triton_rows"
+    backend = "triton"
+    doc = "Triton: several rows a program, held in registers"
+    parameters = (
+        Parameter("rows_per_program", (2, 4, 8, 16, 32), "rows of a program"),
+        Parameter("num_warps", (1, 2, 4, 8), "warps of a program"),
+    )
+    rules = (
+        *pieces.COMMON_RULES,
+        Rule(
+            "rows-fill-a-sector",
+            f"in a transposed matrix the adjacent elements are of neighbouring rows, and memory is read in pieces of "
+            f"{pieces.SECTOR_BYTES} bytes: fewer rows would waste part of each",
+            check=lambda problem, columns, device: (
+                (problem["layout"] == "row")
+                | (columns["rows_per_program"] * problem.element_bytes >= pieces.SECTOR_BYTES)
+            ),
+            explain=lambda problem, columns, device: (
+                f"{columns['rows_per_program'][0]} rows of {problem.element_bytes}-byte elements"
+            ),
+        ),
+        Rule(
+            "rows-enough",
+            "a program of more rows than there are computes padding",
+            check=lambda problem, columns, device: columns["rows_per_program"] <= problem["rows"],
+            explain=lambda problem, columns, device: (
+                f"rows_per_program={columns['rows_per_program'][0]}, rows={problem['rows']}"
+            ),
+        ),
+        pieces.registers_rule(_elements, held=1),
+        pieces.threads_busy_rule(_elements),
+        pieces.programs_rule(_programs),
+    )
+    source_modules = (
+        "kernelcast.kernels.ops.softmax.triton_pieces",
+        "kernelcast.kernels.ops.softmax.triton_rows_jit",
+    )
+
+    def work(self, problem: Problem, columns: Columns, device: Device) -> Work:
+        elements = _elements(problem, columns).astype(np.float64)
+        programs = _programs(problem, columns)
+        return Work(
+            flops=ELEMENT_FLOPS * programs * elements,
+            traffic_bytes=operation("softmax").traffic_bytes(problem),
+            programs=programs,
+            warps=columns["num_warps"],
+            accumulators=elements / pieces.threads(columns, device),
+            inner_steps=1.0,
+        )
+
+    def compile_spec(self, problem: Problem, config: Mapping[str, Any], architecture: str = "") -> KernelSpec:
+        """The kernel of one config with all that its compilation depends on."""
+        from kernelcast.kernels.ops.softmax.triton_rows_jit import softmax_rows
+
+        rows, columns = problem["rows"], problem["columns"]
+        stride_row, stride_column = (columns, 1) if problem["layout"] == "row" else (1, rows)
+        return KernelSpec(
+            kernel=softmax_rows,
+            tensors=pieces.matrix_pointers(problem),
+            integers={
+                "rows": rows,
+                "columns": columns,
+                "stride_row": stride_row,
+                "stride_column": stride_column,
+            },
+            constants={
+                "ROWS": int(config["rows_per_program"]),
+                "BLOCK": pieces.padded_columns(problem),
+            },
+            options=pieces.launch_options(config),
+        )
+
+    def build(self, problem: Problem, config: Mapping[str, Any]) -> Launcher:
+        from kernelcast.kernels.memory import empty
+
+        programs = -(-problem["rows"] // int(config["rows_per_program"]))
+        transposed = problem["layout"] == "column"
+        launch = self.compile_spec(problem, config).bind((programs,))
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            shape = x.shape[::-1] if transposed else x.shape
+            out = empty(shape, dtype=x.dtype, device=x.device)
+            if programs:
+                launch(x, out)
+            return out.t() if transposed else out
+
+        return run
