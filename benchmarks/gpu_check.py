@@ -314,7 +314,7 @@ def check_tasks(operations: Sequence[str], spec: Mapping[str, Any]) -> list[Task
                 f"check-{name}-{label}",
                 "check",
                 {**spec, "operation": name, "dtypes": some, "variants": group},
-                limit_s=150,
+                limit_s=240,
             )
             for label, some, group in parts
         ]

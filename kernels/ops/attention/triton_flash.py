@@ -13,9 +13,9 @@ from kernelcast.kernels.device import Device
 from kernelcast.kernels.operation import Launcher, Parameter, Variant
 from kernelcast.kernels.ops.attention import triton_pieces as pieces
 from kernelcast.kernels.ops.attention.schema import SOFTMAX_FLOPS
-from kernelcast.kernels.ops.gemm.triton_tiled import launch_architecture, launch_options
 from kernelcast.kernels.problem import Problem
 from kernelcast.kernels.registry import register_variant
+from kernelcast.kernels.triton_launch import launch_architecture, launch_options
 from kernelcast.kernels.work import Work
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ class TritonFlash(Variant):
     source_modules = (
         "kernelcast.kernels.ops.attention.triton_flash_jit",
         "kernelcast.kernels.ops.attention.triton_pieces",
+        "kernelcast.kernels.triton_launch",
         "kernelcast.kernels.triton_rules",
     )
 

@@ -14,10 +14,10 @@ from kernelcast.kernels.device import Device
 from kernelcast.kernels.operation import Launcher, Parameter, Variant
 from kernelcast.kernels.ops.attention import triton_pieces as pieces
 from kernelcast.kernels.ops.attention.schema import SOFTMAX_FLOPS, folded
-from kernelcast.kernels.ops.gemm.triton_tiled import launch_architecture, launch_options
 from kernelcast.kernels.problem import Problem
 from kernelcast.kernels.registry import register_variant
 from kernelcast.kernels.rule import Rule
+from kernelcast.kernels.triton_launch import launch_architecture, launch_options
 from kernelcast.kernels.work import Work
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ class TritonSplitKv(Variant):
         "kernelcast.kernels.ops.attention.triton_flash_jit",
         "kernelcast.kernels.ops.attention.triton_pieces",
         "kernelcast.kernels.ops.attention.triton_split_kv_jit",
+        "kernelcast.kernels.triton_launch",
         "kernelcast.kernels.triton_rules",
     )
 

@@ -14,8 +14,6 @@ from kernelcast.kernels.device import Device
 from kernelcast.kernels.operation import Launcher, Parameter, Variant
 from kernelcast.kernels.ops.gemm.triton_tiled import (
     TILE_PARAMETERS,
-    launch_architecture,
-    launch_options,
     named_configs,
     operand_pointers,
     operand_strides,
@@ -25,6 +23,7 @@ from kernelcast.kernels.ops.gemm.triton_tiled import (
 from kernelcast.kernels.problem import Problem
 from kernelcast.kernels.registry import register_variant
 from kernelcast.kernels.rule import Rule
+from kernelcast.kernels.triton_launch import launch_architecture, launch_options
 from kernelcast.kernels.triton_rules import (
     GROUP_DIFFERS,
     MATMUL_RULES,
@@ -105,6 +104,8 @@ class TritonSplitK(Variant):
         "kernelcast.kernels.ops.gemm.triton_split_k_jit",
         "kernelcast.kernels.ops.gemm.triton_tiled",
         "kernelcast.kernels.ops.gemm.triton_tiled_jit",
+        "kernelcast.kernels.triton_launch",
+        "kernelcast.kernels.triton_rules",
     )
 
     def space(self, subset: str = "full") -> Block:

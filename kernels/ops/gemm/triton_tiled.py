@@ -13,6 +13,7 @@ from kernelcast.kernels.device import Device
 from kernelcast.kernels.operation import Launcher, Parameter, Variant
 from kernelcast.kernels.problem import Problem
 from kernelcast.kernels.registry import register_variant
+from kernelcast.kernels.triton_launch import launch_architecture, launch_options
 from kernelcast.kernels.triton_rules import (
     GROUP_DIFFERS,
     MATMUL_RULES,
@@ -158,27 +159,6 @@ def operand_strides(problem: Problem) -> dict[str, int]:
     )
 
 
-def launch_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of the compiler. Fused multiply-add is asked for, as its default differs between Triton's versions."""
-    return {
-        "num_warps": int(config["num_warps"]),
-        "num_stages": int(config["num_stages"]),
-        "enable_fp_fusion": True,
-    }
-
-
-def launch_architecture(problem: Problem) -> str:
-    """The current GPU's architecture where the kernel depends on it (the precision of TF32), else ``""``."""
-    import triton
-
-    from kernelcast.kernels.ops.gemm.triton_tiled_jit import gemm_tiled
-
-    if not problem.allow_tf32 or not isinstance(gemm_tiled, triton.JITFunction):
-        return ""
-    target = triton.runtime.driver.active.get_current_target()
-    return f"sm{target.arch}" if target.backend == "cuda" else str(target.arch)
-
-
 def tiled_traffic_bytes(problem: Problem, columns: Columns) -> np.ndarray:
     """Bytes of A, read once for every column of tiles, of B, once for every row of tiles, and of C."""
     m, n, k = (float(problem[name]) for name in ("m", "n", "k"))
@@ -195,7 +175,11 @@ class TritonTiled(Variant):
     doc = "Triton: one program a tile of C"
     parameters = TILE_PARAMETERS
     rules = (*MATMUL_RULES, shared_memory_rule(), STAGES_FILLED, GROUP_DIFFERS)
-    source_modules = ("kernelcast.kernels.ops.gemm.triton_tiled_jit", "kernelcast.kernels.triton_rules")
+    source_modules = (
+        "kernelcast.kernels.ops.gemm.triton_tiled_jit",
+        "kernelcast.kernels.triton_launch",
+        "kernelcast.kernels.triton_rules",
+    )
 
     def space(self, subset: str = "full") -> Block:
         """Every config, or (``"default"``) a list of 55 that are known to serve."""

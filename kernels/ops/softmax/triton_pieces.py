@@ -12,6 +12,7 @@ from kernelcast.kernels.compile import KernelSpec, Pointer
 from kernelcast.kernels.device import Device
 from kernelcast.kernels.problem import Problem
 from kernelcast.kernels.rule import Rule
+from kernelcast.kernels.triton_launch import launch_options
 from kernelcast.kernels.triton_rules import (
     BLOCK_THREADS,
     MAX_ACCUMULATORS,
@@ -120,8 +121,3 @@ def row_spec(kernel: Any, problem: Problem, config: Mapping[str, Any], block: in
         constants={"BLOCK": block, "EVEN": problem["columns"] % block == 0},
         options=launch_options(config),
     )
-
-
-def launch_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of the compiler. Fused multiply-add is asked for, as its default differs between Triton's versions."""
-    return {"num_warps": int(config["num_warps"]), "enable_fp_fusion": True}

@@ -57,6 +57,7 @@ class TritonRow(Variant):
     source_modules = (
         "kernelcast.kernels.ops.softmax.triton_pieces",
         "kernelcast.kernels.ops.softmax.triton_row_jit",
+        "kernelcast.kernels.triton_launch",
     )
 
     def work(self, problem: Problem, columns: Columns, device: Device) -> Work:

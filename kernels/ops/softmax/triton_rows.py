@@ -16,6 +16,7 @@ from kernelcast.kernels.ops.softmax.schema import ELEMENT_FLOPS
 from kernelcast.kernels.problem import Problem
 from kernelcast.kernels.registry import operation, register_variant
 from kernelcast.kernels.rule import Rule
+from kernelcast.kernels.triton_launch import launch_options
 from kernelcast.kernels.work import Work
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class TritonRows(Variant):
     source_modules = (
         "kernelcast.kernels.ops.softmax.triton_pieces",
         "kernelcast.kernels.ops.softmax.triton_rows_jit",
+        "kernelcast.kernels.triton_launch",
     )
 
     def work(self, problem: Problem, columns: Columns, device: Device) -> Work:
@@ -106,7 +108,7 @@ class TritonRows(Variant):
                 "ROWS": int(config["rows_per_program"]),
                 "BLOCK": pieces.padded_columns(problem),
             },
-            options=pieces.launch_options(config),
+            options=launch_options(config),
         )
 
     def build(self, problem: Problem, config: Mapping[str, Any]) -> Launcher:

@@ -80,6 +80,7 @@ class TritonTwoPass(Variant):
     source_modules = (
         "kernelcast.kernels.ops.softmax.triton_pieces",
         "kernelcast.kernels.ops.softmax.triton_two_pass_jit",
+        "kernelcast.kernels.triton_launch",
     )
 
     def work(self, problem: Problem, columns: Columns, device: Device) -> Work:
