@@ -23,6 +23,8 @@ _ERROR_TREES = 60
 #: Standard deviation of the error of a difference where there are too few problems to leave some out.
 _UNKNOWN_ERROR = 0.15
 
+#: Fewer values than this in the feature matrix are fitted on one thread.
+_FEW_VALUES = 2_000_000
 #: A candidate r times slower than the problem's best counts ``r ** -_ERROR_FOCUS`` in the error head.
 _ERROR_FOCUS = 1.0
 #: Added to squared errors before their logarithm is taken, which 0 has none of.
@@ -53,7 +55,8 @@ class CostModel(RegressorMixin, BaseEstimator):
             all alike.
         error_folds: folds of problems for the error head; below 2, or with fewer problems, one error for all.
         random_state: seed.
-        n_jobs: threads of the fit. The result does not depend on it.
+        n_jobs: threads of the fit; where None, all cores, or one for a small matrix, on which threads that wait for one
+            another cost more than they save, most of all on a busy machine. The result does not depend on it.
     """
 
     def __init__(
@@ -175,7 +178,7 @@ class CostModel(RegressorMixin, BaseEstimator):
             "colsample_bytree": self.colsample_bytree,
             "reg_lambda": self.reg_lambda,
             "seed": seed,
-            "nthread": self.n_jobs or 0,
+            "nthread": self.n_jobs or (1 if X.size < _FEW_VALUES else 0),
             **changes,
         }
         return xgboost.train(

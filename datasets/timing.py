@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import os
 import random
 import threading
 import time
@@ -62,6 +63,15 @@ __all__ = [
 PROTOCOL = "interleaved-rounds-1"
 
 _measuring = threading.Lock()
+
+
+def _after_fork() -> None:
+    """A forked child has no thread that could release what another thread of its parent held."""
+    global _measuring
+    _measuring = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True)

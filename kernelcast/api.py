@@ -8,7 +8,7 @@ from typing import Any
 
 from kernelcast import kernels
 from kernelcast.kernels import Device, Problem
-from kernelcast.kernels.detect import default_threads, detect
+from kernelcast.kernels.detect import check_threads, default_threads, detect
 from kernelcast.kernels.devices import device as named_device
 from kernelcast.runtime import Selection
 
@@ -33,6 +33,8 @@ def problem(operation: str, **values: Any) -> Problem:
     """
     if "threads" not in values and _here().kind == "cpu":
         values["threads"] = default_threads()
+    if "threads" in values:
+        check_threads(values["threads"], _here())
     return kernels.problem(operation, **values)
 
 

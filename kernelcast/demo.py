@@ -171,6 +171,14 @@ def run(
     return _finish(device, results, store, started, complete=True)
 
 
+def forget(device: Device) -> None:
+    """Delete what earlier demonstrations measured on a device, so that everything is measured again."""
+    if (settings.store_dir() / "store.json").exists():
+        Store(settings.store_dir()).prune(
+            device=device.fingerprint, workloads=[TRAIN_WORKLOAD, HELD_OUT_WORKLOAD]
+        )
+
+
 def _select(result: OperationResult, device: Device, store: Path) -> None:
     assert result.trained is not None
     held_out = load_problems(Store(store), result.operation, device=device, workloads=[HELD_OUT_WORKLOAD])

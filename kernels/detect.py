@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelcast.errors import KernelcastError, UnknownNameError
+from kernelcast.errors import InvalidProblemError, KernelcastError, UnknownNameError
 from kernelcast.kernels.device import Device
 from kernelcast.kernels.devices import find_device
 from kernelcast.kernels.devices_table import ARCHITECTURES, GIB, HALVED_ON_GEFORCE, KIB, Architecture
@@ -141,6 +141,25 @@ def torch_device(device: Device) -> str:
 
     current = torch.cuda.current_device()
     return f"cuda:{current if current in alike else alike[0]}"
+
+
+def check_threads(threads: object, device: Device) -> None:
+    """Refuse a thread count that a problem on a device cannot have.
+
+    Raises:
+        InvalidProblemError: on a GPU anything but 0; on a CPU 0, or more than twice the processors of this machine.
+    """
+    if not isinstance(threads, int) or isinstance(threads, bool):
+        return  # the schema says so, with all that it allows
+    most = 2 * (os.cpu_count() or 1)
+    if device.kind == "gpu" and threads:
+        raise InvalidProblemError(
+            f"threads is {threads}; on a GPU, such as {device.name}, it is 0: leave it out."
+        )
+    if device.kind == "cpu" and not 1 <= threads <= most:
+        raise InvalidProblemError(
+            f"threads is {threads}; on {device.name} it must be from 1 to {most}. Leave it out for torch's own number."
+        )
 
 
 def default_threads() -> int:

@@ -9,6 +9,7 @@ switches, never on values; the caller's tensors are only read. A candidate that 
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable
@@ -39,6 +40,16 @@ _rescues: dict[tuple[Any, ...], tuple[Selector, Problem, Launcher]] = {}
 _selectors: dict[torch.device, Selector] = {}
 _guard = threading.RLock()
 _configured: dict[str, Any] = {}
+
+
+def _after_fork() -> None:
+    """A forked child starts with selectors of its own: locks that another thread of its parent held stay locked."""
+    global _guard
+    _guard = threading.RLock()
+    _selectors.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class LaunchWarning(UserWarning):

@@ -391,8 +391,9 @@ def _read(path: Path, alias: Alias | None) -> RegisteredModel:
     manifest, broken = {}, ""
     try:
         manifest = read_manifest(path)
+        verify_files(path)
     except ArtifactError as error:
-        broken = str(error)
+        manifest, broken = {}, str(error)
     return RegisteredModel(
         path=path,
         device=path.parent.parent.name,

@@ -255,7 +255,35 @@ def _creation_lock(uri: str) -> Iterator[None]:
 
     settings.home().mkdir(parents=True, exist_ok=True)
     with FileLock(settings.home() / ".mlflow.lock", timeout=120):
+        _set_unfinished_aside(uri)
         yield
+
+
+def _set_unfinished_aside(uri: str) -> None:
+    """Rename a sqlite file whose creation was cut short: it has tables, but no schema version, and no run yet.
+
+    MLflow would try to create the same tables again, and fail for ever. Called under the creation lock.
+    """
+    import sqlite3
+
+    path = Path(uri.removeprefix("sqlite:///"))
+    if not path.is_file():
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+            tables = {
+                name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            }
+            stamped = (
+                "alembic_version" in tables and database.execute("SELECT 1 FROM alembic_version").fetchone()
+            )
+            used = "runs" in tables and database.execute("SELECT 1 FROM runs LIMIT 1").fetchone()
+    except sqlite3.Error:
+        return  # MLflow says what is wrong with it
+    if tables and not stamped and not used:
+        aside = path.with_name(f"{path.name}.unfinished-{time.time_ns()}")
+        path.replace(aside)
+        _log.warning("The tracking database %s was never finished; it is now %s.", path, aside)
 
 
 @contextlib.contextmanager

@@ -38,9 +38,6 @@ def _options(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 done with a negative answer, 2 bad input, 130 interrupted."""
-    from kernelcast.cli import commands
-
-    commands.attach(app)
     sys.exit(_run(arguments))
 
 
@@ -48,8 +45,11 @@ def _run(arguments: list[str] | None) -> int:
     global _debug
     _debug = False
     try:
+        from kernelcast.cli import commands
+
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
+            commands.attach(app)
             result = app(args=arguments, prog_name="kernelcast", standalone_mode=False)
         sys.stdout.flush()
         if result == 130:

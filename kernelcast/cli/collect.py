@@ -46,8 +46,9 @@ def collect(
 
       kernelcast collect --problems shapes.txt --workload resnet --budget 10m
     """
-    from kernelcast.cli.common import console, print_json, resolve_device, resolve_store
+    from kernelcast.cli.common import console, print_json, resolve_device, resolve_store, warn_if_noisy
     from kernelcast.datasets.collect import collect as run
+    from kernelcast.datasets.journal import prepare_store
     from kernelcast.datasets.timing import TimingPlan
     from kernelcast.errors import SettingsError
 
@@ -57,6 +58,8 @@ def collect(
     hardware = resolve_device(None)
     wanted = _problems(operation, definition, problems, hardware)
     folder = resolve_store(store)
+    prepare_store(folder)  # says what is wrong with it before anything is measured
+    warn_if_noisy(hardware)
     with progress_bar("collecting") as on_progress:
         summary = run(
             wanted,

@@ -102,13 +102,15 @@ def _typed(text: str) -> int | str | bool:
 def parse_problem(operation: str, words: Sequence[str], device: Device) -> Problem:
     """A problem from the words of the command line, for a device: the thread count is filled in on a CPU."""
     from kernelcast import kernels
-    from kernelcast.kernels.detect import default_threads
+    from kernelcast.kernels.detect import check_threads, default_threads
 
     values = parse_values(words)
     if "self" in values:  # no schema's name, and in Python's way below
         raise InvalidProblemError(f"{operation} has no dimension or option 'self'.")
     if device.kind == "cpu" and "threads" not in values:
         values["threads"] = default_threads()
+    if "threads" in values:
+        check_threads(values["threads"], device)
     return kernels.operation(operation).schema.problem(**values)  # type: ignore[arg-type]
 
 
@@ -125,3 +127,18 @@ def resolve_store(path: Path | None) -> Path:
     from kernelcast import settings
 
     return settings.store_dir() if path is None else path
+
+
+def warn_if_noisy(device: Device) -> bool:
+    """Say on standard error if timings of this machine cannot be trusted now. Returns whether they can."""
+    from kernelcast.datasets.calibration import calibrate
+
+    found = calibrate(device, rounds=16)
+    if not found.trustworthy:
+        console(stderr=True).print(
+            f"[yellow]Warning:[/yellow] this machine is busy: two equal products differ by {found.noise:.0%} of noise, and "
+            f"twice the work takes {found.twice:.2f} times as long. What is measured now is kept, and may mislead; "
+            "see kernelcast doctor.",
+            soft_wrap=True,
+        )
+    return found.trustworthy

@@ -100,37 +100,20 @@ def _folder_checks() -> list[dict[str, Any]]:
 
 
 def _calibration() -> list[dict[str, Any]]:
-    """Two pairs through the timing protocol: one that differs by a factor of two, one of equals."""
-    import math
-
-    import torch
-
     from kernelcast.cli.common import resolve_device
-    from kernelcast.datasets.timing import TimingPlan, clock_for, race
+    from kernelcast.datasets.calibration import MOST_NOISE, calibrate
 
-    device = resolve_device(None)
-    target = "cuda" if device.kind == "gpu" else "cpu"
-    size = 4096 if device.kind == "gpu" else 384
-    a = torch.randn(size, size, device=target)
-    tall = torch.randn(2 * size, size, device=target)
-    plan = TimingPlan(rounds=30, least_rounds=30, hopeless=1e9, seconds=10.0, sample_us=5000.0)
-    result = race(
-        [lambda: torch.mm(a, a), lambda: torch.mm(tall, a), lambda: torch.mm(a, a)], clock_for(device), plan
-    )
-    logs = result.paired_log()
-    error = result.error_log()
-    differ, equal = float(logs[1] - logs[0]), float(logs[2] - logs[0])
-    spread = float((error[0] ** 2 + error[2] ** 2) ** 0.5)
+    found = calibrate(resolve_device(None))
+    busy = "" if found.noise < MOST_NOISE else ": this machine is too noisy now; close what else runs"
     return [
         {
             "check": "a product of twice the work is slower",
-            "ok": differ > 0.3,
-            "seen": f"{math.exp(differ):.2f} times as long (2 is expected)",
+            "ok": found.ordered,
+            "seen": f"{found.twice:.2f} times as long (2 is expected)",
         },
         {
             "check": "two equal products tie",
-            "ok": abs(equal) < max(3 * spread, 0.03) and spread < 0.1,
-            "seen": f"ratio {math.exp(equal):.3f}, noise {spread:.1%}"
-            + ("" if spread < 0.1 else ": this machine is too noisy now; close what else runs"),
+            "ok": found.tied,
+            "seen": f"ratio {found.equal:.3f}, noise {found.noise:.1%}{busy}",
         },
     ]

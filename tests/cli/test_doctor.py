@@ -122,9 +122,9 @@ class ScriptedClock:
     ],
 )
 def test_calibration_tells_what_differs_from_what_does_not(run, monkeypatch, latencies, jitter, passed):
-    from kernelcast.datasets import timing
+    from kernelcast.datasets import calibration
 
-    monkeypatch.setattr(timing, "clock_for", lambda device: ScriptedClock(*latencies, jitter=jitter))
+    monkeypatch.setattr(calibration, "clock_for", lambda device: ScriptedClock(*latencies, jitter=jitter))
     status, out, _ = run("--json")
     checks = json.loads(out)["checks"]
     assert [c["check"] for c in checks][1:] == [

@@ -110,7 +110,7 @@ def test_train_prints_its_figures_as_json(prepared):
     assert data["reason"].startswith("Efficiency ")
     assert data["problems"] == 40
     assert data["run_id"] is None
-    assert data["held_out"]["how"] == "8 of 40 shapes held out"
+    assert data["held_out"]["how"] == "5 folds by shape, each problem judged once"
     model = data["held_out"]["rankers"]["model"]["with_default"]["3"]["geomean"]
     default = data["held_out"]["rankers"]["default"]["with_default"]["3"]["geomean"]
     assert default < model <= 1

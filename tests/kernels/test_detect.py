@@ -483,3 +483,19 @@ def test_this_machines_gpu() -> None:
     assert torch_device(seen).startswith("cuda:")
     assert seen.flops_per_second("float16") >= seen.flops_per_second("float32") > 1e12
     assert seen.memory_bandwidth > 1e11
+
+
+def test_a_thread_count_must_fit_the_device():
+    from kernelcast.errors import InvalidProblemError
+    from kernelcast.kernels.detect import check_threads
+    from kernelcast.kernels.devices import device
+
+    cpu = detect("cpu")
+    check_threads(1, cpu)
+    check_threads(0, device("a100"))
+    check_threads("two", cpu)  # the schema's to refuse
+    for threads in (0, -1, 10**6):
+        with pytest.raises(InvalidProblemError, match=r"it must be from 1 to \d+"):
+            check_threads(threads, cpu)
+    with pytest.raises(InvalidProblemError, match="on a GPU, such as a100-sxm4-80gb, it is 0"):
+        check_threads(2, device("a100"))

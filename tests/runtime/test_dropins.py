@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import kernelcast as kc
 from kernelcast.datasets.store import Store
 from kernelcast.datasets.timing import TimingPlan
-from kernelcast.errors import SettingsError
+from kernelcast.errors import InvalidProblemError, SettingsError
 from kernelcast.kernels import Candidate, Variant, Work, candidates, operation, registry
 from kernelcast.kernels.detect import detect
 from kernelcast.runtime import Selection, dropins
@@ -850,7 +850,9 @@ def test_configure_sets_all_options_anew(tmp_path):
 def test_select_and_problem_fill_the_threads_in():
     problem = kc.problem("gemm", m=2, n=3, k=4)
     assert problem.threads == (0 if torch.cuda.is_available() else torch.get_num_threads())
-    assert kc.problem("gemm", m=2, n=3, k=4, threads=5).threads == 5
+    assert kc.problem("gemm", m=2, n=3, k=4, threads=1).threads == 1
+    with pytest.raises(InvalidProblemError, match="Leave it out"):
+        kc.problem("gemm", m=2, n=3, k=4, threads=10**5)
     selection = kc.select("gemm", m=2, n=3, k=4)
     assert selection.problem == problem
     assert kc.select("gemm", mode="off", m=2, n=3, k=4).source == "default"

@@ -151,3 +151,22 @@ def test_a_broken_description_in_the_spool_keeps_back_no_other(home, run, monkey
     waiting = dict(sync().waiting)
     assert "not a run that waits" in waiting["broken"]
     assert "kernelcast[train]" in waiting[kept.stem]
+
+
+@pytest.mark.slow
+def test_a_database_whose_creation_was_cut_short_is_set_aside(home, run):
+    import sqlite3
+
+    home.mkdir(parents=True, exist_ok=True)
+    with sqlite3.connect(home / "mlflow.db") as database:
+        database.execute("CREATE TABLE issues (id INTEGER)")
+        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
+    tracked = track(run)
+    assert tracked.warning == ""
+    check_uploaded(home, tracked.run_id)
+    (aside,) = home.glob("mlflow.db.unfinished-*")
+    with sqlite3.connect(aside) as database:
+        assert ("issues",) in database.execute("SELECT name FROM sqlite_master").fetchall()
+    # A database that is whole is never touched.
+    assert track(run).run_id == tracked.run_id
+    assert len(list(home.glob("mlflow.db.unfinished-*"))) == 1
