@@ -58,6 +58,7 @@ def collect(
     hardware = resolve_device(None)
     wanted = _problems(operation, definition, problems, hardware)
     folder = resolve_store(store)
+    plan = TimingPlan(rounds=rounds, seconds=seconds, seed=seed)
     prepare_store(folder)  # says what is wrong with it before anything is measured
     warn_if_noisy(hardware)
     with progress_bar("collecting") as on_progress:
@@ -67,7 +68,7 @@ def collect(
             folder,
             workload=workload,
             subset=subset,
-            plan=TimingPlan(rounds=rounds, seconds=seconds, seed=seed),
+            plan=plan,
             budget_seconds=budget_seconds,
             on_progress=on_progress,
         )
