@@ -73,7 +73,7 @@ def trained(models: Path, data: list[ProblemData], **options):
 @pytest.mark.slow
 def test_fewer_than_100_problems_get_smaller_trees_and_the_caller_has_the_last_word():
     small, large = hyperparameters(99), hyperparameters(100)
-    assert (small["n_estimators"], small["max_depth"], small["min_child_weight"]) == (200, 6, 1.0)
+    assert (small["n_estimators"], small["max_depth"], small["min_child_weight"]) == (200, 4, 1.0)
     assert (small["colsample_bytree"], large["colsample_bytree"]) == (1.0, 0.6)
     assert (large["n_estimators"], large["max_depth"], large["min_child_weight"]) == (250, 8, 2.0)
     assert hyperparameters(10, {"max_depth": 3}, seed=7) == {**small, "max_depth": 3, "random_state": 7}
@@ -208,7 +208,7 @@ def test_a_good_model_is_registered_promoted_and_says_what_it_was_trained_on(fir
     assert (facts["problems"], facts["candidates"], facts["measurements"]) == (60, 540, 540)
     assert sum(facts["workloads"].values()) == 60
     assert facts["hyperparameters"]["n_estimators"] == 40
-    assert facts["hyperparameters"]["max_depth"] == 6
+    assert facts["hyperparameters"]["max_depth"] == 4
     assert "xgboost" in facts["libraries"]
     assert facts["gate"] == {"promoted": True, "reason": result.reason}
     rankers = facts["held_out"]["rankers"]
