@@ -220,7 +220,17 @@ def test_an_interrupt_ends_with_what_was_done(tmp_path):
     assert (summary.measured, summary.known, summary.complete) == (6, 3, True)
 
 
-def test_an_interrupt_while_records_are_written_waits_for_the_last_of_them(tmp_path, monkeypatch):
+@pytest.fixture
+def interruptible():
+    """Interrupts raise KeyboardInterrupt: what starts a job in the background may have had them ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_while_records_are_written_waits_for_the_last_of_them(
+    tmp_path, monkeypatch, interruptible
+):
     append = Journal.append
 
     def interrupted(self, measurement):
@@ -323,7 +333,7 @@ register_variant("test_collect_killed")(Vendor)
 """
 
 RUN = """
-import json, sys
+import json, signal, sys
 from pathlib import Path
 import slow_operation
 from kernelcast.datasets.collect import collect
@@ -332,6 +342,7 @@ from kernelcast.kernels import problem
 from kernelcast.kernels.detect import detect
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background may have it ignored
     wanted = [problem("test_collect_killed", n=n) for n in range(1, int(sys.argv[2]) + 1)]
     plan = TimingPlan(rounds=2, seconds=0.1, sample_us=10.0)
     print("ready", flush=True)
