@@ -108,7 +108,7 @@ def _runtime_checks(device: Device, has_filelock: bool) -> dict[str, Callable[[]
     from kernelcast.kernels import operation, problem
     from kernelcast.kernels.detect import default_threads
     from kernelcast.runtime import Selector
-    from kernelcast.runtime.dropins import configure
+    from kernelcast.runtime.dispatch import configure
 
     on_gpu = device.kind == "gpu"
     where, dtype = ("cuda", "float16") if on_gpu else ("cpu", "float32")

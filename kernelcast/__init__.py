@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from kernelcast.api import device, problem, select, warmup
     from kernelcast.errors import KernelcastError
     from kernelcast.kernels import Candidate, Device, Problem
+    from kernelcast.kernels.user import TensorSpec, kernel
     from kernelcast.runtime import Selection, Selector
-    from kernelcast.runtime.dropins import attention, configure, conv2d, matmul, softmax
+    from kernelcast.runtime.dispatch import configure
+    from kernelcast.runtime.dropins import attention, conv2d, matmul, softmax
+    from kernelcast.runtime.run import run
 
 __version__ = "0.1.0"
 
@@ -29,12 +32,15 @@ _HOMES = {
     "Problem": "kernelcast.kernels",
     "Selection": "kernelcast.runtime",
     "Selector": "kernelcast.runtime",
+    "TensorSpec": "kernelcast.kernels.user",
     "attention": "kernelcast.runtime.dropins",
-    "configure": "kernelcast.runtime.dropins",
+    "configure": "kernelcast.runtime.dispatch",
     "conv2d": "kernelcast.runtime.dropins",
     "device": "kernelcast.api",
+    "kernel": "kernelcast.kernels.user",
     "matmul": "kernelcast.runtime.dropins",
     "problem": "kernelcast.api",
+    "run": "kernelcast.runtime.run",
     "select": "kernelcast.api",
     "softmax": "kernelcast.runtime.dropins",
     "warmup": "kernelcast.api",
@@ -47,12 +53,15 @@ __all__ = [
     "Problem",
     "Selection",
     "Selector",
+    "TensorSpec",
     "attention",
     "configure",
     "conv2d",
     "device",
+    "kernel",
     "matmul",
     "problem",
+    "run",
     "select",
     "softmax",
     "warmup",

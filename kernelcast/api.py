@@ -61,7 +61,7 @@ def warmup(problems: Iterable[Problem]) -> list[Selection]:
 def _selector() -> Any:
     import torch
 
-    from kernelcast.runtime.dropins import selector_for
+    from kernelcast.runtime.dispatch import selector_for
 
     return selector_for(torch.device("cuda" if _here().kind == "gpu" else "cpu"))
 

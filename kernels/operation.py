@@ -112,6 +112,10 @@ class Operation(ABC):
     def traffic_bytes(self, problem: Problem) -> float:
         """Compulsory traffic: every input read once and the output written once."""
 
+    def output_dtype(self, problem: Problem) -> str:
+        """The dtype of the output; the problem's, unless an operation says otherwise."""
+        return problem.dtype
+
     @property
     def default(self) -> Candidate:
         """The candidate that a user has without kernelcast."""
@@ -120,15 +124,15 @@ class Operation(ABC):
     def check(self, problem: Problem, reference: torch.Tensor, output: torch.Tensor) -> str | None:
         """Compare an output with the reference. Returns what is wrong, or None.
 
-        The shape and dtype must be the problem's, no NaN may be where the reference has none, and every element must
+        The shape must be the reference's and the dtype :meth:`output_dtype`, no NaN may be where the reference has none, and every element must
         lie within :meth:`tolerance`.
         """
         import torch
 
         if tuple(output.shape) != tuple(reference.shape):
             return f"the output has shape {tuple(output.shape)}; the reference has {tuple(reference.shape)}"
-        if output.dtype != getattr(torch, problem.dtype):
-            return f"the output is {output.dtype}; the problem is {problem.dtype}"
+        if output.dtype != getattr(torch, self.output_dtype(problem)):
+            return f"the output is {output.dtype}; it must be {self.output_dtype(problem)}"
         if output.numel() == 0:
             return None
         tolerance = self.tolerance(problem)

@@ -19,7 +19,10 @@ DTYPE_BYTES = {
     "bfloat16": 2,
     "int8": 1,
     "uint8": 1,
+    "int16": 2,
     "int32": 4,
+    "int64": 8,
+    "bool": 1,
 }
 
 #: No dimension of a tensor in memory reaches this; larger ones are typing errors.

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, TypeVar
 
-from kernelcast.errors import IllegalCandidateError, KernelcastError, UnknownNameError
+from kernelcast import settings
+from kernelcast.errors import IllegalCandidateError, KernelcastError, SettingsError, UnknownNameError
 from kernelcast.kernels.candidate import Block, Candidate, CandidateTable
 from kernelcast.kernels.device import Device
 from kernelcast.kernels.operation import Operation, Variant
@@ -27,6 +31,9 @@ SUBSETS = ("full", "default")
 _operations: dict[str, Operation] = {}
 _variants: dict[str, dict[str, Variant]] = {}
 _loaded: set[str] = set()
+#: What KERNELCAST_IMPORT named and was imported, or is being imported by this thread.
+_imported: set[str] = set()
+_importing = threading.RLock()
 
 OperationT = TypeVar("OperationT", bound=type[Operation])
 VariantT = TypeVar("VariantT", bound=type[Variant])
@@ -85,6 +92,7 @@ def operation_names() -> list[str]:
     """The names of all operations, sorted."""
     for name in _builtin_names():
         _load(name)
+    _load_imports()
     _load_entry_points()
     return sorted(_operations)
 
@@ -210,7 +218,10 @@ def _load(name: str) -> None:
             _forget_failed()
             raise
         _loaded.add(name)
-    elif name not in _operations:
+        _load_imports()
+        return
+    _load_imports()
+    if name not in _operations:
         _load_entry_points()
 
 
@@ -223,6 +234,44 @@ def _forget_failed() -> None:
             _variants.pop(name, None)
             for module in [found for found in sys.modules if found.startswith(f"{package}.")]:
                 del sys.modules[module]
+
+
+def _load_imports() -> None:
+    """Import what ``KERNELCAST_IMPORT`` names: modules, or files by their path.
+
+    Raises:
+        SettingsError: one of them cannot be imported.
+    """
+    named = settings.imports()
+    if not named or _imported.issuperset(named):
+        return
+    with _importing:
+        for name in named:
+            if name in _imported:
+                continue
+            # Before the import, which registers kernels and so comes here again.
+            _imported.add(name)
+            try:
+                _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+            except Exception as error:
+                _imported.discard(name)
+                raise SettingsError(
+                    f"KERNELCAST_IMPORT names {name!r}, which cannot be imported ({type(error).__name__}: {error})."
+                ) from error
+
+
+def _import_file(path: Path) -> None:
+    """Import a file as the module that its name says, so that its text is its kernels' version."""
+    found = importlib.util.spec_from_file_location(path.stem, path.expanduser().resolve())
+    if found is None or found.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[path.stem] = module
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
 
 
 def _load_entry_points() -> None:

@@ -9,88 +9,16 @@ switches, never on values; the caller's tensors are only read. A candidate that 
 
 from __future__ import annotations
 
-import os
-import threading
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd import forward_ad
 
-from kernelcast import settings
 from kernelcast.datasets.timing import tf32_allowed
-from kernelcast.errors import InvalidProblemError, SettingsError
-from kernelcast.kernels import Problem, operation, problem, variant
-from kernelcast.kernels.detect import detect
+from kernelcast.kernels import Problem, problem
 from kernelcast.kernels.operation import Launcher
 from kernelcast.kernels.ops.gemm.schema import matrix_layout
-from kernelcast.runtime.selector import Selector
-
-_DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-#: What is remembered is dropped beyond this many keys: a server of ever new lengths must not grow without end.
-_MOST_KEYS = 100_000
-
-_launchers: dict[tuple[Any, ...], Launcher] = {}
-#: Of the keys that do not run torch's own: whom to tell, of what, and torch's own.
-_rescues: dict[tuple[Any, ...], tuple[Selector, Problem, Launcher]] = {}
-_selectors: dict[torch.device, Selector] = {}
-_guard = threading.RLock()
-_configured: dict[str, Any] = {}
-
-
-def _after_fork() -> None:
-    """A forked child starts with selectors of its own: locks that another thread of its parent held stay locked."""
-    global _guard
-    _guard = threading.RLock()
-    _selectors.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-class LaunchWarning(UserWarning):
-    """A selected candidate failed, or none could be selected; torch's own operator ran instead."""
-
-
-def configure(**options: Any) -> None:
-    """Set the options of the selectors behind :func:`select` and the drop-ins: those of :class:`Selector` but ``device``.
-
-    Options that are not named get their defaults back. What was selected before in this process is forgotten, in memory
-    only.
-
-    Raises:
-        SettingsError: an option has a value that cannot be used.
-    """
-    if "device" in options:
-        raise SettingsError(
-            "configure takes no device: each tensor's own is used. Build a Selector for another one."
-        )
-    with _guard:
-        Selector(**options)  # refuses bad values now, not at the first call
-        _configured.clear()
-        _configured.update(options)
-        _selectors.clear()
-        _launchers.clear()
-        _rescues.clear()
-
-
-def selector_for(device: torch.device) -> Selector:
-    """The selector of a torch device; each device of a machine has its own."""
-    found = _selectors.get(device)
-    if found is None:
-        with _guard:
-            if device.type == "cpu":
-                hardware = detect("cpu")
-            else:
-                hardware = detect(
-                    "gpu", device.index if device.index is not None else torch.cuda.current_device()
-                )
-            found = _selectors.setdefault(device, Selector(hardware, **_configured))
-    return found
+from kernelcast.runtime.dispatch import DTYPES, eligible, launchers, rescue, resolve, switches
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -99,15 +27,15 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     torch's own for other ranks, dtypes other than float32, float16 and bfloat16, and operands of which no dimension
     is adjacent in memory.
     """
-    if _eligible(a, b) and a.dim() == 2 and b.dim() == 2 and a.shape[1] == b.shape[0]:
-        key = ("gemm", a.shape, b.shape, a.stride(), b.stride(), a.dtype, a.device, _switches(a))
-        launch = _launchers.get(key)
+    if eligible(a, b) and a.dim() == 2 and b.dim() == 2 and a.shape[1] == b.shape[0]:
+        key = ("gemm", a.shape, b.shape, a.stride(), b.stride(), a.dtype, a.device, switches(a))
+        launch = launchers.get(key)
         if launch is None:
-            launch = _resolve(key, a, torch.matmul, lambda: _gemm_problem(a, b))
+            launch = resolve(key, a, torch.matmul, lambda: _gemm_problem(a, b))
         try:
             return launch(a, b)
-        except Exception as error:  # noqa: BLE001 - see _rescue
-            return _rescue(key, launch, error)(a, b)
+        except Exception as error:  # noqa: BLE001 - see rescue
+            return rescue(key, launch, error)(a, b)
     return torch.matmul(a, b)
 
 
@@ -132,7 +60,7 @@ def conv2d(
         and paddings is not None
         and dilations is not None
         and type(groups) is int
-        and _eligible(*usual)
+        and eligible(*usual)
         and input.dim() == 4
         and weight.dim() == 4
         and (bias is None or bias.shape == weight.shape[:1])
@@ -140,19 +68,19 @@ def conv2d(
         steps = (strides, paddings, dilations, groups)
         key = (
             "conv2d", input.shape, weight.shape, input.stride(), weight.stride(), input.dtype, input.device, steps,
-            _switches(input),
+            switches(input),
         )  # fmt: skip
-        launch = _launchers.get(key)
+        launch = launchers.get(key)
         if launch is None:
 
             def own(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
                 return F.conv2d(x, w, b, stride, padding, dilation, groups)
 
-            launch = _resolve(key, input, own, lambda: _conv2d_problem(input, weight, *steps), _then_bias)
+            launch = resolve(key, input, own, lambda: _conv2d_problem(input, weight, *steps), _then_bias)
         try:
             return launch(input, weight, bias)
-        except Exception as error:  # noqa: BLE001 - see _rescue
-            return _rescue(key, launch, error)(input, weight, bias)
+        except Exception as error:  # noqa: BLE001 - see rescue
+            return rescue(key, launch, error)(input, weight, bias)
     return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 
@@ -174,24 +102,24 @@ def attention(
     """
     plain = attn_mask is None and dropout_p == 0.0 and scale is None
     tensors = (query, key, value)
-    if plain and _eligible(*tensors) and all(t.dim() == 4 and t.is_contiguous() for t in tensors):
+    if plain and eligible(*tensors) and all(t.dim() == 4 and t.is_contiguous() for t in tensors):
         found = (
             "attention", query.shape, key.shape, value.shape, query.dtype, query.device, is_causal, enable_gqa,
-            _switches(query),
+            switches(query),
         )  # fmt: skip
-        launch = _launchers.get(found)
+        launch = launchers.get(found)
         if launch is None:
 
             def own(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
                 return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=enable_gqa)
 
-            launch = _resolve(
+            launch = resolve(
                 found, query, own, lambda: _attention_problem(query, key, value, is_causal, enable_gqa)
             )
         try:
             return launch(query, key, value)
-        except Exception as error:  # noqa: BLE001 - see _rescue
-            return _rescue(found, launch, error)(query, key, value)
+        except Exception as error:  # noqa: BLE001 - see rescue
+            return rescue(found, launch, error)(query, key, value)
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
@@ -203,7 +131,7 @@ def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None
     torch's own over another dimension, with another output dtype, and for inputs that are not contiguous.
     """
     if (
-        _eligible(input)
+        eligible(input)
         and input.dim() > 0
         and dim in (-1, input.dim() - 1)
         and dtype in (None, input.dtype)
@@ -211,10 +139,10 @@ def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None
     ):
         columns = input.shape[-1]
         flat = input.view(-1, columns)
-        key = ("softmax", flat.shape, input.dtype, input.device, _switches(input))
-        launch = _launchers.get(key)
+        key = ("softmax", flat.shape, input.dtype, input.device, switches(input))
+        launch = launchers.get(key)
         if launch is None:
-            launch = _resolve(
+            launch = resolve(
                 key,
                 input,
                 lambda x: torch.softmax(x, -1),
@@ -222,127 +150,9 @@ def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None
             )
         try:
             return launch(flat).view(input.shape)
-        except Exception as error:  # noqa: BLE001 - see _rescue
-            return _rescue(key, launch, error)(flat).view(input.shape)
+        except Exception as error:  # noqa: BLE001 - see rescue
+            return rescue(key, launch, error)(flat).view(input.shape)
     return torch.softmax(input, dim, dtype)
-
-
-def _eligible(*tensors: torch.Tensor) -> bool:
-    """Whether the catalogue may run these at all."""
-    # First, so that a compiler or tracer that follows this function follows no further.
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
-    first = tensors[0]
-    needs_grad = torch.is_grad_enabled()
-    for tensor in tensors:
-        if (
-            type(tensor) not in _PLAIN
-            or tensor.layout is not torch.strided
-            or tensor.is_nested
-            or tensor.dtype != first.dtype
-            or tensor.device != first.device
-            or (needs_grad and tensor.requires_grad)
-            or not tensor.numel()
-            or tensor.is_neg()
-        ):
-            return False
-    if first.dtype not in _DTYPES or first.device.type not in ("cpu", "cuda"):
-        return False
-    return not (
-        torch.is_autocast_enabled(first.device.type)
-        or torch.are_deterministic_algorithms_enabled()
-        # torch.func's transforms hand in tensors that look plain; dual tensors of forward-mode need no grad.
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or settings.disabled()
-    )
-
-
-def _switches(tensor: torch.Tensor) -> object:
-    """Facts of the process that can change the winner: TF32 on a GPU, threads on a CPU."""
-    if tensor.device.type == "cpu":
-        return torch.get_num_threads()
-    return (tf32_allowed("matmul"), tf32_allowed("conv"))
-
-
-def _resolve(
-    key: tuple[Any, ...],
-    sample: torch.Tensor,
-    own: Launcher,
-    describe: Callable[[], Problem | None],
-    adapt: Callable[[Launcher], Launcher] | None = None,
-) -> Launcher:
-    """Select for a key that was not seen in this process, and remember how to launch it.
-
-    Args:
-        key: every fact that the choice depends on.
-        sample: a tensor of the call, for its device.
-        own: torch's operator.
-        describe: gives the problem; None where the catalogue cannot describe it.
-        adapt: makes what the drop-in calls of a candidate's launcher.
-    """
-    if sample.is_cuda and torch.cuda.is_current_stream_capturing():
-        # A first launch may load code, which breaks the capture. Nothing is remembered: the next call may select.
-        return own
-    try:
-        described = describe()
-    except InvalidProblemError:
-        # What the catalogue cannot describe (wrong sizes) is torch's to run, or to refuse.
-        described = None
-    if described is None:
-        return _remember(key, own)
-    selector = selector_for(sample.device)
-    try:
-        selection = selector.select(described)
-    except SettingsError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a drop-in must not end what torch's own would not
-        _warn(f"No candidate of {described} could be selected", error)
-        return _remember(key, own)
-    if selection.candidate == operation(described.operation).default:
-        return _remember(key, own)
-    try:
-        found = variant(described.operation, selection.candidate.variant)
-        launch = found.build(described, selection.candidate.parameters)
-    except Exception as error:  # noqa: BLE001 - see _rescue
-        _warn(f"The selected candidate of {described} cannot be built", error)
-        selector.forget(described)
-        return _remember(key, own)
-    return _remember(key, launch if adapt is None else adapt(launch), (selector, described, own))
-
-
-def _remember(
-    key: tuple[Any, ...], launch: Launcher, rescue: tuple[Selector, Problem, Launcher] | None = None
-) -> Launcher:
-    """Keep a launcher, and what to do when it fails, unless another thread was first. Returns the one that is kept."""
-    with _guard:
-        if len(_launchers) >= _MOST_KEYS:
-            _launchers.clear()
-            _rescues.clear()
-        if key not in _launchers and rescue is not None:
-            _rescues[key] = rescue
-        return _launchers.setdefault(key, launch)
-
-
-def _rescue(key: tuple[Any, ...], failed: Launcher, error: Exception) -> Launcher:
-    """What to run instead of a candidate that failed: torch's own, from now on. An error of torch's own is passed on."""
-    found = _rescues.get(key)
-    if found is None or failed is found[2]:
-        raise error
-    selector, described, own = found
-    with _guard:  # several threads may have failed with it
-        first = _launchers.get(key) is failed
-        _launchers[key] = own
-    if first:
-        selector.forget(described)
-        _warn(f"The selected candidate of {described} failed", error)
-    return own
-
-
-def _warn(what: str, error: Exception) -> None:
-    warnings.warn(
-        f"{what} ({type(error).__name__}: {error}); torch's own runs instead.", LaunchWarning, stacklevel=4
-    )
 
 
 def _then_bias(run: Launcher) -> Launcher:
@@ -357,7 +167,7 @@ def _problem(name: str, sample: torch.Tensor, **values: Any) -> Problem:
     on_cpu = sample.device.type == "cpu"
     return problem(
         name,
-        dtype=_DTYPES[sample.dtype],
+        dtype=DTYPES[sample.dtype],
         threads=torch.get_num_threads() if on_cpu else 0,
         allow_tf32=not on_cpu and tf32_allowed("conv" if name == "conv2d" else "matmul"),
         **values,

@@ -11,8 +11,8 @@ import kernelcast
 
 PUBLIC = {
     "kernelcast": [
-        "Candidate", "Device", "KernelcastError", "Problem", "Selection", "Selector", "attention", "configure",
-        "conv2d", "device", "matmul", "problem", "select", "softmax", "warmup",
+        "Candidate", "Device", "KernelcastError", "Problem", "Selection", "Selector", "TensorSpec", "attention", "configure",
+        "conv2d", "device", "kernel", "matmul", "problem", "run", "select", "softmax", "warmup",
     ],
     "kernelcast.kernels": [
         "Block", "Candidate", "CandidateTable", "Columns", "Device", "Dim", "Operation", "Option", "Parameter",

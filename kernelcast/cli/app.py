@@ -31,9 +31,21 @@ _debug = False
 @app.callback()
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    imports: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE|FILE",
+            help="Kernels of your own: a module, or a file such as ./my_kernels.py. Also $KERNELCAST_IMPORT.",
+        ),
+    ] = None,
 ) -> None:
     global _debug
     _debug = debug
+    if imports:
+        # By the environment, as processes that a command starts need them too.
+        both = [*filter(None, [os.environ.get("KERNELCAST_IMPORT")]), *imports]
+        os.environ["KERNELCAST_IMPORT"] = ",".join(both)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -19,8 +19,8 @@ from kernelcast.datasets.timing import TimingPlan
 from kernelcast.errors import InvalidProblemError, SettingsError
 from kernelcast.kernels import Candidate, Variant, Work, candidates, operation, registry
 from kernelcast.kernels.detect import detect
-from kernelcast.runtime import Selection, dropins
-from kernelcast.runtime.dropins import LaunchWarning
+from kernelcast.runtime import Selection, dispatch, dropins
+from kernelcast.runtime.dispatch import LaunchWarning
 
 HERE = detect("cpu")
 CPU = torch.device("cpu")
@@ -59,10 +59,10 @@ def choose(pick):
     """Put a chooser in the place of the CPU's selector, everything before forgotten."""
     if isinstance(pick, Candidate):
         pick = functools.partial(lambda candidate, problem: candidate, pick)
-    dropins._launchers.clear()
-    dropins._rescues.clear()
-    dropins._selectors[CPU] = Chooser(pick)
-    return dropins._selectors[CPU]
+    dispatch.launchers.clear()
+    dispatch.rescues.clear()
+    dispatch.selectors[CPU] = Chooser(pick)
+    return dispatch.selectors[CPU]
 
 
 def nth_legal(number):
@@ -606,10 +606,10 @@ def test_matmul_works_whichever_of_torchs_switches_of_precision_is_used():
 
 def test_what_is_remembered_is_bounded(monkeypatch):
     choose(nth_legal(0))
-    monkeypatch.setattr(dropins, "_MOST_KEYS", 5)
+    monkeypatch.setattr(dispatch, "_MOST_KEYS", 5)
     for rows in range(1, 20):
         kc.softmax(randn(rows, 3))
-    assert len(dropins._launchers) <= 5
+    assert len(dispatch.launchers) <= 5
 
 
 # --- Failures ---
@@ -798,7 +798,7 @@ def test_another_process_finds_what_this_one_verified(tmp_path):
     assert (second.source, second.candidate) == ("cached", first.candidate)
     # The call on tensors of that problem asks for the same entry.
     kc.matmul(A, B)
-    assert dropins.selector_for(CPU).select(dropins._gemm_problem(A, B)).source == "cached"
+    assert dispatch.selector_for(CPU).select(dropins._gemm_problem(A, B)).source == "cached"
 
 
 @pytest.mark.parametrize("mode", ["predict", "cached", "off"])
@@ -833,18 +833,18 @@ def test_warmup_leaves_nothing_to_select(tmp_path):
     ],
 )
 def test_bad_options_are_refused_and_change_nothing(options, error):
-    selector = dropins.selector_for(CPU)
+    selector = dispatch.selector_for(CPU)
     with pytest.raises(error):
         kc.configure(**options)
-    assert dropins.selector_for(CPU) is selector
+    assert dispatch.selector_for(CPU) is selector
     assert selector.mode == "predict"
 
 
 def test_configure_sets_all_options_anew(tmp_path):
     kc.configure(mode="off", top_k=7)
-    assert (dropins.selector_for(CPU).mode, dropins.selector_for(CPU).top_k) == ("off", 7)
+    assert (dispatch.selector_for(CPU).mode, dispatch.selector_for(CPU).top_k) == ("off", 7)
     kc.configure(mode="predict")
-    assert (dropins.selector_for(CPU).mode, dropins.selector_for(CPU).top_k) == ("predict", 3)
+    assert (dispatch.selector_for(CPU).mode, dispatch.selector_for(CPU).top_k) == ("predict", 3)
 
 
 def test_select_and_problem_fill_the_threads_in():

@@ -1,0 +1,518 @@
+"""Variants that :func:`kernelcast.kernels.user.kernel` makes of a user's kernel: a Python callable or a Triton kernel."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from kernelcast.errors import IllegalCandidateError, InvalidRecordError
+from kernelcast.kernels.candidate import Block, Columns, column_of
+from kernelcast.kernels.compile import KernelSpec, Pointer
+from kernelcast.kernels.device import Device
+from kernelcast.kernels.operation import Launcher, Parameter, Variant
+from kernelcast.kernels.problem import Problem, ProblemSchema
+from kernelcast.kernels.registry import operation
+from kernelcast.kernels.rule import Rule
+from kernelcast.kernels.triton_rules import BLOCK_THREADS, NEEDS_GPU
+from kernelcast.kernels.user_operation import TensorSpec, size_of
+from kernelcast.kernels.work import Work
+
+if TYPE_CHECKING:
+    import torch
+
+#: Config parameters that go to Triton's compiler, not to the kernel.
+COMPILER_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+
+Condition = Callable[[Problem, Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What the decorator was told of one kernel. See :func:`kernelcast.kernels.user.kernel`.
+
+    ``space`` is a list of configs, whether it was given as one or as a product.
+    """
+
+    operation: str
+    name: str
+    function: Any
+    space: tuple[dict[str, Any], ...]
+    tensors: dict[str, TensorSpec]
+    output: str | TensorSpec | None
+    scratch: tuple[str, ...]
+    zeroed: tuple[str, ...]
+    mutates: tuple[str, ...]
+    scalars: dict[str, Any]
+    grid: Callable[[Problem, Mapping[str, Any]], Sequence[int]] | None
+    where: dict[str, Condition]
+    doc: str
+
+    @property
+    def module(self) -> str:
+        """The module that the kernel is in, whose text is its version."""
+        return str(getattr(self.function, "__module__", None) or "__main__")
+
+    @property
+    def is_triton(self) -> bool:
+        """Whether it is a Triton kernel, compiled or interpreted."""
+        return is_triton(self.function)
+
+    @property
+    def inputs(self) -> dict[str, TensorSpec]:
+        """The tensors that a caller gives, in order."""
+        made = {*self.scratch, *([self.output] if self.output not in self.mutates else [])}
+        return {name: spec for name, spec in self.tensors.items() if name not in made}
+
+    @property
+    def output_spec(self) -> TensorSpec | None:
+        """The output's tensor, where it is known."""
+        return self.tensors[self.output] if isinstance(self.output, str) else self.output
+
+    @cached_property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the function's parameters, in order."""
+        return tuple(inspect.signature(getattr(self.function, "fn", self.function)).parameters)
+
+    def check(self) -> None:
+        """Raises InvalidRecordError where parts of the description contradict each other."""
+        self._check_space()
+        for word in ("scratch", "zeroed", "mutates"):
+            unknown = [name for name in getattr(self, word) if name not in self.tensors]
+            if unknown:
+                self._refuse(
+                    f"{word} names {', '.join(unknown)}, and its tensors are {_listed(self.tensors)}"
+                )
+        if not self.is_triton:
+            for word in ("grid", "scratch", "zeroed", "scalars"):
+                if getattr(self, word):
+                    self._refuse(f"{word} is for Triton kernels, and this is a Python callable")
+            if isinstance(self.output, str):
+                self._refuse(
+                    "a Python callable returns its output; give a TensorSpec where it is not like the first input"
+                )
+            return
+        if self.grid is None:
+            self._refuse("a Triton kernel needs a grid, such as lambda p, c: (-(-p['n'] // c['BLOCK']),)")
+        if not isinstance(self.output, str) or self.output not in self.tensors:
+            self._refuse(f"output is {self.output!r}; it must be one of its tensors: {_listed(self.tensors)}")
+        foreign = [name for name in self.tensors if name not in self.arguments]
+        if foreign:
+            self._refuse(
+                f"it has no parameter {', '.join(foreign)}; its parameters are {_listed(self.arguments)}"
+            )
+        inputs = self.inputs
+        wrong = [name for name in self.mutates if name not in inputs]
+        if wrong:
+            self._refuse(f"mutates names {', '.join(wrong)}, which is no input")
+
+    def check_names(self, schema: ProblemSchema) -> None:
+        """Raises InvalidRecordError where a parameter of the function would get no value."""
+        config = set(self.space[0])
+        facts = {*(dim.name for dim in schema.dims), *(option.name for option in schema.options)}
+        both = sorted(config & facts)
+        if both:
+            self._refuse(
+                f"{', '.join(both)} is a fact of the problem and in the space; each name has one meaning"
+            )
+        if not self.is_triton:
+            parameters = inspect.signature(self.function).parameters
+            free = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+            missing = sorted(config - set(parameters))
+            if missing and not free:
+                self._refuse(f"it takes no {', '.join(missing)}; its parameters are {_listed(parameters)}")
+            return
+        known = {*self.tensors, *config, *facts, *self.scalars}
+        signature = inspect.signature(getattr(self.function, "fn", self.function)).parameters
+        missing = [
+            name
+            for name in self.arguments
+            if name not in known and signature[name].default is inspect.Parameter.empty
+        ]
+        if missing:
+            self._refuse(
+                f"nothing gives its parameter {', '.join(missing)} a value: name it in tensors, scalars or the space, or "
+                f"call it as a dimension or option is called ({_listed(sorted(facts))})"
+            )
+        unused = sorted(config - set(self.arguments) - set(COMPILER_OPTIONS))
+        if unused:
+            self._refuse(
+                f"the space has {', '.join(unused)}, which is no parameter of the kernel and no compiler option"
+            )
+
+    def _check_space(self) -> None:
+        if not self.space:
+            self._refuse("its space is empty")
+        names = list(self.space[0])
+        if any(list(config) != names for config in self.space):
+            self._refuse("its configs do not all have the same parameters in the same order")
+        for name in names:
+            column_of(name, [config[name] for config in self.space])
+        if len({tuple(config.items()) for config in self.space}) < len(self.space):
+            self._refuse("a config occurs twice in its space")
+
+    def _refuse(self, why: str) -> None:
+        raise InvalidRecordError(f"The kernel {self.name!r} of {self.operation!r}: {why}.")
+
+
+def is_triton(function: Any) -> bool:
+    """Whether something is a Triton kernel, without importing triton."""
+    return type(function).__module__.startswith("triton.") and hasattr(function, "fn")
+
+
+def unwrap(function: Any, space: Any) -> tuple[Any, tuple[dict[str, Any], ...]]:
+    """The bare kernel, and its space as configs: the given one, else that of ``triton.autotune`` around it.
+
+    Raises:
+        InvalidRecordError: ``triton.heuristics`` is around it, or the space is of no known form.
+    """
+    configs = None
+    while is_triton(function) and is_triton(function.fn):
+        configs = getattr(function, "configs", configs)
+        if type(function).__name__ == "Heuristics":
+            raise InvalidRecordError(
+                "kernelcast.kernel cannot see through triton.heuristics; state its values as scalars instead."
+            )
+        function = function.fn
+    if not (is_triton(function) or callable(function)):
+        raise InvalidRecordError(f"{function!r} is neither a Triton kernel nor callable.")
+    if space is None and configs is not None:
+        given = [dict(config.all_kwargs()) for config in configs]
+        common = [name for name in given[0] if all(name in config for config in given)]
+        return function, tuple({name: config[name] for name in common} for config in given)
+    if space is None:
+        return function, ({},)
+    if isinstance(space, Mapping):
+        for name, values in space.items():
+            if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+                raise InvalidRecordError(
+                    f"The space gives {name} the values {values!r}; it must be a list of some."
+                )
+        count = math.prod(len(values) for values in space.values())
+        rows = np.unravel_index(np.arange(count), [len(values) for values in space.values()]) if space else ()
+        return function, tuple(
+            {name: values[rows[at][row]] for at, (name, values) in enumerate(space.items())}
+            for row in range(count)
+        )
+    if isinstance(space, Sequence) and all(isinstance(config, Mapping) for config in space):
+        return function, tuple(dict(config) for config in space)
+    raise InvalidRecordError(f"The space is {space!r}; it must map parameters to values, or list configs.")
+
+
+class _UserVariant(Variant):
+    """What variants of users' kernels share."""
+
+    definition: ClassVar[Definition]
+
+    @classmethod
+    def subclass(cls, definition: Definition, *, without_first: bool) -> type[_UserVariant]:
+        """The variant's class, to be registered; ``without_first`` where the first config is the default."""
+        names = list(definition.space[0])
+        parameters = tuple(
+            Parameter(name, tuple(dict.fromkeys(config[name] for config in definition.space)), name)
+            for name in names
+        )
+        attributes = {
+            "__module__": definition.module,
+            "__doc__": definition.doc,
+            "name": definition.name,
+            "backend": "user",
+            "doc": definition.doc,
+            "parameters": parameters,
+            "rules": (*cls.rules, *_rules_of(definition, without_first=without_first)),
+            "definition": definition,
+        }
+        return type(f"User_{definition.operation}_{definition.name}", (cls,), attributes)
+
+    def space(self, subset: str = "full") -> Block:
+        """Every config that the user listed, in both subsets."""
+        configs = self.definition.space
+        columns = {name: column_of(name, [config[name] for config in configs]) for name in configs[0]}
+        return Block(self.name, columns, len(configs))
+
+    def work(self, problem: Problem, columns: Columns, device: Device) -> Work:
+        found = operation(problem.operation)
+        warps: Any = columns.get("num_warps", math.nan)
+        return Work(
+            flops=found.flops(problem),
+            traffic_bytes=found.traffic_bytes(problem),
+            programs=self._programs(problem, columns),
+            warps=warps,
+        )
+
+    def _programs(self, problem: Problem, columns: Columns) -> Any:
+        return math.nan
+
+    @classmethod
+    def source_hash(cls) -> str:
+        """Over the kernel's own text where it has one, so that the rest of its file does not age its records."""
+        function = getattr(cls.definition.function, "fn", cls.definition.function)
+        try:
+            text = inspect.getsource(function)
+        except (OSError, TypeError):
+            return super().source_hash()
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class CallableVariant(_UserVariant):
+    """A Python callable over the inputs, with the config as keywords."""
+
+    def build(self, problem: Problem, config: Mapping[str, Any]) -> Launcher:
+        function = self.definition.function
+        facts = {
+            name: value
+            for name, value in problem.facts.items()
+            if name in self.definition.arguments and name not in self.definition.tensors
+        }
+        keywords = {**facts, **config}
+        places = [
+            place for place, name in enumerate(self.definition.inputs) if name in self.definition.mutates
+        ]
+
+        def run(*inputs: torch.Tensor) -> torch.Tensor:
+            return function(*_copied(inputs, places), **keywords)
+
+        return run
+
+
+class TritonVariant(_UserVariant):
+    """A Triton kernel whose arguments are found by the names of its parameters."""
+
+    rules = (NEEDS_GPU,)
+
+    def _programs(self, problem: Problem, columns: Columns) -> np.ndarray:
+        length = len(next(iter(columns.values()), np.zeros(1)))
+        grid = self.definition.grid
+
+        def programs(described: Problem, config: Mapping[str, Any]) -> Any:
+            sizes = grid(described, config) if grid else ()
+            product: Any = 1.0
+            for size in sizes:
+                product = product * size
+            return product
+
+        return vectorised(programs, problem, columns, length).astype(np.float64)
+
+    def compile_spec(self, problem: Problem, config: Mapping[str, Any], architecture: str = "") -> KernelSpec:
+        """The kernel of one config with all that its compilation depends on."""
+        told = self.definition
+        facts = problem.facts
+        integers: dict[str, Any] = {}
+        constants: dict[str, Any] = {}
+        constant_names = _constexprs(told.function)
+        parameters = inspect.signature(getattr(told.function, "fn", told.function)).parameters
+        for name in told.arguments:
+            if name in told.tensors:
+                continue
+            if name in config:
+                value = config[name]
+            elif name in told.scalars:
+                value = size_of(told.scalars[name], problem)
+            elif name in facts:
+                value = facts[name]
+            else:
+                value = parameters[name].default
+            whole = type(value) is int or type(value) is float
+            (constants if name in constant_names or not whole else integers)[name] = value
+        return NamedKernelSpec(
+            kernel=told.function,
+            tensors={
+                name: Pointer(spec.dtype or problem.dtype, spec.bytes(problem))
+                for name, spec in told.tensors.items()
+            },
+            integers=integers,
+            constants=constants,
+            options={name: config[name] for name in COMPILER_OPTIONS if name in config},
+        )
+
+    def build(self, problem: Problem, config: Mapping[str, Any]) -> Launcher:
+        import torch
+
+        from kernelcast.kernels.memory import empty
+
+        told = self.definition
+        assert told.grid is not None
+        output = str(told.output)
+        grid = tuple(int(size) for size in told.grid(problem, dict(config)))
+        launch = self.compile_spec(problem, config).bind(grid)
+        inputs = list(told.inputs)
+        places = [place for place, name in enumerate(inputs) if name in told.mutates]
+        shapes = {name: spec.sizes(problem) for name, spec in told.tensors.items() if name not in inputs}
+        dtypes = {name: getattr(torch, told.tensors[name].dtype or problem.dtype) for name in shapes}
+        described = operation(problem.operation)
+        dense = hasattr(described, "signature")  # a built-in operation's problem states strides itself
+        programs = math.prod(grid)
+
+        def run(*given: torch.Tensor) -> torch.Tensor:
+            if dense and not all(tensor.is_contiguous() for tensor in given):
+                raise IllegalCandidateError(
+                    f"{told.name} takes contiguous tensors; call .contiguous() on those that are not."
+                )
+            tensors = dict(zip(inputs, _copied(given, places), strict=True))
+            for name, shape in shapes.items():
+                make = torch.zeros if name in told.zeroed else empty
+                tensors[name] = make(shape, dtype=dtypes[name], device=given[0].device)
+            if programs:
+                launch(*(tensors[name] for name in told.tensors))
+            return tensors[output]
+
+        return run
+
+
+class DefaultVariant(Variant):
+    """What a user has without kernelcast: the callable that was named, else the kernel with its first config."""
+
+    backend = "user"
+    definition: ClassVar[Definition]
+    named: ClassVar[Callable[..., Any] | None]
+    kernel: ClassVar[Variant | None]
+
+    @classmethod
+    def subclass(cls, definition: Definition, named: Callable[..., Any] | None) -> type[DefaultVariant]:
+        """The variant's class, to be registered."""
+        base = TritonVariant if definition.is_triton else CallableVariant
+        kernel = None if named else base.subclass(definition, without_first=False)()
+        attributes: dict[str, Any] = {
+            "__module__": definition.module,
+            "__doc__": definition.doc,
+            "name": "vendor" if named else "default",
+            "backend": "vendor" if named else "user",
+            "doc": "what runs without kernelcast" if named else f"{definition.name} with its first config",
+            "definition": definition,
+            "named": staticmethod(named) if named else None,
+            "kernel": kernel,
+        }
+        if isinstance(kernel, TritonVariant):
+            attributes["compile_spec"] = _first_spec
+        return type(f"User_{definition.operation}_default", (cls,), attributes)
+
+    def work(self, problem: Problem, columns: Columns, device: Device) -> Work:
+        if self.kernel is None:
+            found = operation(problem.operation)
+            return Work(flops=found.flops(problem), traffic_bytes=found.traffic_bytes(problem))
+        first = self.definition.space[0]
+        work = self.kernel.work(
+            problem, {name: column_of(name, [value]) for name, value in first.items()}, device
+        )
+        return replace(
+            work,
+            **{
+                name: float(column[0])
+                for name, column in work.columns(1).items()
+                if name in ("programs", "warps")
+            },
+        )
+
+    def build(self, problem: Problem, config: Mapping[str, Any]) -> Launcher:
+        if self.kernel is not None:
+            return self.kernel.build(problem, self.definition.space[0])
+        assert self.named is not None
+        return self.named
+
+    @classmethod
+    def source_hash(cls) -> str:
+        """The kernel's, or that of the module where the callable was named."""
+        return cls.kernel.source_hash() if cls.kernel is not None else super().source_hash()
+
+
+def _first_spec(
+    default: Any, problem: Problem, config: Mapping[str, Any], architecture: str = ""
+) -> KernelSpec:
+    """``compile_spec`` of the default where it is a Triton kernel: that of its first config."""
+    spec: KernelSpec = default.kernel.compile_spec(problem, default.definition.space[0], architecture)
+    return spec
+
+
+class NamedKernelSpec(KernelSpec):
+    """A kernel whose tensors, numbers and constants come in any order, and are passed by name."""
+
+    def bind(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        import torch
+
+        launch = self.kernel[grid]
+        rest = {**self.integers, **self.constants, **self.options}
+        names = list(self.tensors)
+
+        def run(*tensors: torch.Tensor) -> None:
+            index = tensors[0].get_device()
+            arguments = dict(zip(names, tensors, strict=True))
+            if index >= 0 and index != torch.cuda.current_device():
+                with torch.cuda.device(index):
+                    launch(**arguments, **rest)
+            else:
+                launch(**arguments, **rest)
+
+        return run
+
+
+def vectorised(function: Condition, problem: Problem, columns: Columns, length: int) -> np.ndarray:
+    """A function of (problem, config) over whole columns where it can be called so, else config by config."""
+    try:
+        found = np.asarray(function(problem, columns))
+        if found.shape in ((), (length,)) and found.dtype.kind in "biuf":
+            return np.broadcast_to(found, (length,))
+    except Exception:  # noqa: BLE001 - written for one config; its own errors come again below
+        pass
+    rows = ({name: column[row].item() for name, column in columns.items()} for row in range(length))
+    return np.array([function(problem, row) for row in rows])
+
+
+def _rules_of(definition: Definition, *, without_first: bool) -> tuple[Rule, ...]:
+    rules = []
+    if "num_warps" in definition.space[0]:
+        rules.append(BLOCK_THREADS)
+    if without_first:
+        first = definition.space[0]
+
+        def differs(problem: Problem, columns: Columns, device: Device) -> Any:
+            same = [columns[name] == value for name, value in first.items()]
+            return ~np.logical_and.reduce(same) if same else False
+
+        rules.append(
+            Rule(
+                "not-the-default",
+                "the first config is what runs without kernelcast: the default, which is listed on its own",
+                check=differs,
+                explain=lambda problem, columns, device: "the first of the space",
+            )
+        )
+    for number, (reason, condition) in enumerate(definition.where.items()):
+
+        def met(
+            problem: Problem, columns: Columns, device: Device, condition: Condition = condition
+        ) -> np.ndarray:
+            length = len(next(iter(columns.values()), np.zeros(1)))
+            return vectorised(condition, problem, columns, length).astype(bool)
+
+        rules.append(
+            Rule(
+                f"where-{number + 1}",
+                reason,
+                check=met,
+                explain=lambda problem, columns, device: ", ".join(
+                    f"{name}={column[0]}" for name, column in columns.items()
+                ),
+            )
+        )
+    return tuple(rules)
+
+
+def _constexprs(function: Any) -> set[str]:
+    parameters = inspect.signature(getattr(function, "fn", function)).parameters
+    return {name for name, found in parameters.items() if "constexpr" in str(found.annotation)}
+
+
+def _copied(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> Sequence[torch.Tensor]:
+    if not places:
+        return tensors
+    return [tensor.clone() if place in places else tensor for place, tensor in enumerate(tensors)]
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(names) or "none"
