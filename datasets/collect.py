@@ -7,14 +7,15 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from kernelcast.datasets.jobs import Executor, Exhaustive, InProcess, Job, Result, Strategy
 from kernelcast.datasets.journal import Journal
 from kernelcast.datasets.record import Environment, Measurement, Protocol
 from kernelcast.datasets.store import Store
-from kernelcast.datasets.timing import PROTOCOL, TimingPlan, measure
+from kernelcast.datasets.timing import PROTOCOL, TimingPlan
 from kernelcast.errors import KernelcastError
 from kernelcast.kernels import Candidate, Device, Problem, candidates, variant
 from kernelcast.kernels.detect import detect, torch_device
@@ -44,7 +45,7 @@ class CollectSummary:
     """What a collection did.
 
     Attributes:
-        problems: problems gone through.
+        problems: problems of which something was measured, or everything known.
         measured: candidates measured by this run.
         known: candidates that the store had already.
         outcomes: how many measurements ended how.
@@ -75,6 +76,8 @@ def collect(
     plan: TimingPlan | None = None,
     budget_seconds: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    strategy: Strategy | None = None,
+    executor: Executor | None = None,
 ) -> CollectSummary:
     """Measure every legal candidate of some problems that the store does not hold yet.
 
@@ -91,65 +94,141 @@ def collect(
         plan: how much to measure each problem.
         budget_seconds: no further problem is started after this long.
         on_progress: called after each candidate's check and after each problem.
+        strategy: chooses what is measured; everything, where left out.
+        executor: measures; in this process, where left out. It is the caller's to close.
 
     Raises:
         StoreError: the store cannot be written, or is of a newer schema.
         KernelcastError: the device is not this machine's.
     """
-    _require_here(device)
+    if executor is None:
+        _require_here(device)
+        executor = InProcess(device)
     plan = plan or TimingPlan()
-    started = time.monotonic()
-    summary = CollectSummary()
-    done = total = 0
-
-    def report(problem: Problem | None, ahead: int = 0) -> None:
-        if on_progress is not None:
-            on_progress(Progress(done + ahead, total, problem, summary.measured, summary.known))
-
+    strategy = strategy or Exhaustive()
+    problems = list(dict.fromkeys(problems))
     with Journal(store) as journal:
         journal.record_device(device)
+        run = _Run(journal, strategy, executor, on_progress, budget_seconds)
         try:
-            known = Store(store).ids()
             tables = [
                 list(candidates(problem, device, subset=subset, backends=backends)) for problem in problems
             ]
-            total = sum(map(len, tables))
-            report(None)
-            for problem, table in zip(problems, tables, strict=True):
-                if budget_seconds is not None and time.monotonic() - started > budget_seconds:
-                    summary.complete = False
-                    break
-                missing = [c for c in table if record_id(problem, c, device) not in known]
-                summary.problems += 1
-                summary.known += len(table) - len(missing)
-                done += len(table) - len(missing)
-                if missing:
-                    try:
-                        trial = measure(
-                            problem,
-                            missing,
-                            device,
-                            plan=plan,
-                            workload=workload,
-                            on_candidate=lambda checked, problem=problem: report(problem, checked - 1),  # type: ignore[misc]
-                        )
-                    except KernelcastError as error:
-                        # One that does not fit in memory must not keep the others from being measured.
-                        summary.skipped.append(str(error))
-                        total -= len(missing)
-                        continue
-                    with _uninterrupted():
-                        for measurement in trial.measurements:
-                            journal.append(measurement)
-                            known.add(measurement.id)
-                            summary.outcomes[measurement.outcome] += 1
-                            summary.measured += 1
-                        done += len(missing)
-                report(problem)
+            run.start(problems, tables, _known(store, problems, tables, device, strategy))
+            run.go_on(plan, workload)
         except KeyboardInterrupt:
-            summary.complete, summary.interrupted = False, True
-    summary.seconds = time.monotonic() - started
-    return summary
+            run.summary.complete, run.summary.interrupted = False, True
+    run.summary.seconds = run.elapsed_s
+    return run.summary
+
+
+class _Run:
+    """One collection: what it has done so far."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        strategy: Strategy,
+        executor: Executor,
+        on_progress: Callable[[Progress], None] | None,
+        budget_seconds: float | None,
+    ) -> None:
+        self.summary = CollectSummary()
+        self._journal, self._strategy, self._executor = journal, strategy, executor
+        self._on_progress, self._budget_seconds = on_progress, budget_seconds
+        self._started = time.monotonic()
+        self._problems: set[Problem] = set()
+        self._skipped = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started
+
+    def start(
+        self,
+        problems: Sequence[Problem],
+        tables: Sequence[Sequence[Candidate]],
+        known: dict[tuple[Problem, Candidate], Measurement | None],
+    ) -> None:
+        self._strategy.start(problems, tables, known)
+        self.summary.known = len(known)
+        open_candidates = {problem: len(table) for problem, table in zip(problems, tables, strict=True)}
+        for problem, _ in known:
+            open_candidates[problem] -= 1
+        self._problems = {problem for problem, count in open_candidates.items() if not count}
+        self.report(None)
+
+    def go_on(self, plan: TimingPlan, workload: str) -> None:
+        """Run what the strategy proposes until nothing is left, or the budget ends."""
+        while self.summary.complete:
+            jobs = self._strategy.propose()
+            if not jobs:
+                break
+            results = self._executor.run(
+                self._within_budget(jobs),
+                plan=plan,
+                workload=workload,
+                on_candidate=lambda job, checked: self.report(job.problem, checked - 1),
+            )
+            for result in results:
+                with _uninterrupted():
+                    self._keep(result)
+                self.report(result.job.problem)
+        self.summary.problems = len(self._problems)
+
+    def report(self, problem: Problem | None, ahead: int = 0) -> None:
+        if self._on_progress is not None:
+            done = self.summary.known + self.summary.measured
+            self._on_progress(
+                Progress(
+                    done + ahead,
+                    self._strategy.total - self._skipped,
+                    problem,
+                    self.summary.measured,
+                    self.summary.known,
+                )
+            )
+
+    def _within_budget(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        for job in jobs:
+            if self._budget_seconds is not None and self.elapsed_s > self._budget_seconds:
+                self.summary.complete = False
+                return
+            yield job
+
+    def _keep(self, result: Result) -> None:
+        for measurement in result.measurements:
+            self._journal.append(measurement)
+            self.summary.outcomes[measurement.outcome] += 1
+            self.summary.measured += 1
+        self._problems.add(result.job.problem)
+        self.summary.problems = len(self._problems)
+        if result.skipped:
+            self.summary.skipped.append(result.skipped)
+            self._skipped += len(result.job.candidates) - len(result.measurements)
+        self._strategy.tell(result)
+
+
+def _known(
+    store: Path,
+    problems: Sequence[Problem],
+    tables: Sequence[Sequence[Candidate]],
+    device: Device,
+    strategy: Strategy,
+) -> dict[tuple[Problem, Candidate], Measurement | None]:
+    """What the store holds of these candidates, measured here with these versions."""
+    ids: dict[str, Measurement | None]
+    if strategy.needs_known:
+        ids = {measurement.id: measurement for measurement in Store(store).measurements()}
+    else:
+        ids = dict.fromkeys(Store(store).ids())
+    found = {}
+    for problem, table in zip(problems, tables, strict=True):
+        for candidate in table:
+            here = record_id(problem, candidate, device)
+            if here in ids:
+                found[problem, candidate] = ids[here]
+    return found
 
 
 @contextlib.contextmanager

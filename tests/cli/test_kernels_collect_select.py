@@ -214,7 +214,7 @@ def test_what_does_not_fit_is_said(run):
 
 
 def test_an_interrupt_ends_with_the_summary_and_status_130(run, monkeypatch):
-    from kernelcast.datasets import collect as module
+    from kernelcast.datasets import jobs as module
 
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
