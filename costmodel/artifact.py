@@ -6,6 +6,7 @@
                        itself says (white space does not count)
     <head>.json        xgboost's own format: any xgboost reads it
     <head>.npz         the arrays of kernelcast.costmodel.forest, for a fast start without xgboost
+    compiled.json      what the compiler made of candidates, where the features hold it
 
 Nothing is pickled.
 """
@@ -41,7 +42,11 @@ _MAX_MANIFEST_BYTES = 16 * 2**20
 
 
 def write_artifact(
-    folder: Path, manifest: Mapping[str, Any], boosters: Mapping[str, bytes], forests: Mapping[str, Forest]
+    folder: Path,
+    manifest: Mapping[str, Any],
+    boosters: Mapping[str, bytes],
+    forests: Mapping[str, Forest],
+    more: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a folder, complete or not at all.
 
@@ -50,6 +55,7 @@ def write_artifact(
         manifest: what to say of the model, in JSON values.
         boosters: each head in xgboost's JSON.
         forests: each head as arrays.
+        more: further files by name.
 
     Raises:
         ArtifactError: the folder exists or cannot be written, or the manifest holds what is no JSON, such as NaN.
@@ -58,6 +64,7 @@ def write_artifact(
         raise ArtifactError(f"{folder} exists already; models are never overwritten.")
     files = {f"{name}.json": content for name, content in boosters.items()}
     files |= {f"{name}.npz": _npz(forest.arrays()) for name, forest in forests.items()}
+    files |= more or {}
     full = {
         **manifest,
         "artifact_version": ARTIFACT_VERSION,
@@ -135,6 +142,18 @@ def read_artifact(folder: Path) -> tuple[dict[str, Any], dict[str, Forest]]:
             ) from error
         forests[name.removesuffix(".npz")] = Forest.from_arrays(arrays)
     return manifest, forests
+
+
+def read_file(folder: Path, manifest: Mapping[str, Any], name: str) -> bytes:
+    """One file that a manifest lists, its digest checked.
+
+    Raises:
+        ArtifactError: it is not listed, missing, or was changed.
+    """
+    listed = _listed(folder, manifest)
+    if name not in listed:
+        raise ArtifactError(f"{folder}: the manifest does not list {name}, which the model needs.")
+    return _read_checked(folder / name, listed[name])
 
 
 def verify_files(folder: Path) -> None:

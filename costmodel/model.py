@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernelcast.costmodel.artifact import read_artifact, write_artifact
+from kernelcast.costmodel.artifact import read_artifact, read_file, write_artifact
 from kernelcast.costmodel.forest import Forest
 from kernelcast.costmodel.heads import HEADS, relative_log
 from kernelcast.costmodel.prediction import Prediction
 from kernelcast.errors import ArtifactError, InvalidRecordError, ModelError
 from kernelcast.featurizer import FeatureSchema, Featurizer
+from kernelcast.featurizer.compiled import CompiledFacts
 from kernelcast.kernels import CandidateTable, Device, Problem, operation_names
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 #: Candidates up to this much slower than the first, in log latency, set a problem's level.
 _NEAR = 0.7
+
+#: The file of compiled facts in an artifact.
+COMPILED_FILE = "compiled.json"
 
 #: No prediction claims to be surer than this, in log latency.
 _LEAST_ERROR = 0.005
@@ -74,6 +78,7 @@ class RankingModel:
     Attributes:
         schema: what its features are.
         facts: the manifest's free part: device, dataset hash, versions, held-out scores, ...
+        compiled: what the compiler made of candidates, where the schema has features of it.
     """
 
     schema: FeatureSchema
@@ -82,9 +87,10 @@ class RankingModel:
     error_mean: float
     facts: dict[str, Any] = field(default_factory=dict)
     estimator: CostModel | None = None
+    compiled: CompiledFacts | None = None
 
     def __post_init__(self) -> None:
-        self._featurizer = Featurizer(self.schema)
+        self._featurizer = Featurizer(self.schema, self.compiled)
         if not (math.isfinite(self.level_mean) and math.isfinite(self.error_mean)):
             raise ArtifactError(
                 f"The model's level is {self.level_mean} and its error {self.error_mean}; both must be finite."
@@ -109,12 +115,18 @@ class RankingModel:
         return self._featurizer.names
 
     @classmethod
-    def fit(cls, data: Sequence[ProblemData], estimator: CostModel | None = None) -> RankingModel:
+    def fit(
+        cls,
+        data: Sequence[ProblemData],
+        estimator: CostModel | None = None,
+        compiled: CompiledFacts | None = None,
+    ) -> RankingModel:
         """Fit on measured problems of one operation.
 
         Args:
             data: at least one problem with two candidates.
             estimator: hyperparameters and seed; the defaults where None. It is copied, not fitted itself.
+            compiled: makes what the compiler made of the candidates a part of the features.
 
         Raises:
             ModelError: nothing to fit on.
@@ -123,13 +135,20 @@ class RankingModel:
 
         if not data:
             raise ModelError("There is no measured problem to fit on. Collect or import some.")
-        schema = schema_of(data)
-        X, y, groups = design(data, schema)
+        schema = schema_of(data, compile_facts=compiled is not None)
+        X, y, groups = design(data, schema, compiled)
         from sklearn.base import clone
 
         # A copy: two models fitted with one estimator must not save each other's trees.
         fitted = (CostModel() if estimator is None else clone(estimator)).fit(X, y, groups=groups)
-        return cls(schema, fitted.forests_, fitted.level_mean_, fitted.error_mean_, estimator=fitted)
+        return cls(
+            schema,
+            fitted.forests_,
+            fitted.level_mean_,
+            fitted.error_mean_,
+            estimator=fitted,
+            compiled=compiled if schema.compile_facts else None,
+        )
 
     def features(self, problem: Problem, table: CandidateTable, device: Device) -> np.ndarray:
         """What the trees see: float32 [candidates, features]."""
@@ -173,7 +192,8 @@ class RankingModel:
             "error_mean": self.error_mean,
             "facts": self.facts,
         }
-        write_artifact(folder, manifest, boosters, self.forests)
+        more = {} if self.compiled is None else {COMPILED_FILE: self.compiled.to_json()}
+        write_artifact(folder, manifest, boosters, self.forests, more)
 
     @classmethod
     def load(cls, folder: Path) -> RankingModel:
@@ -193,6 +213,11 @@ class RankingModel:
                 float(manifest["level_mean"]),
                 float(manifest["error_mean"]),
                 dict(manifest["facts"]),
+                compiled=(
+                    CompiledFacts.from_json(read_file(folder, manifest, COMPILED_FILE))
+                    if schema.compile_facts
+                    else None
+                ),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ArtifactError(
@@ -207,18 +232,21 @@ class RankingModel:
         return model
 
 
-def schema_of(data: Sequence[ProblemData]) -> FeatureSchema:
+def schema_of(data: Sequence[ProblemData], *, compile_facts: bool = False) -> FeatureSchema:
     """The feature schema of everything that occurs in some data."""
     return FeatureSchema.infer(
         [item.problem for item in data],
         [item.table for item in data],
         with_work=data[0].problem.operation in operation_names(),
+        compile_facts=compile_facts,
     )
 
 
-def design(data: Iterable[ProblemData], schema: FeatureSchema) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def design(
+    data: Iterable[ProblemData], schema: FeatureSchema, compiled: CompiledFacts | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(features float32 [rows, features], log latency [rows], number of the problem [rows]) of some data."""
-    featurizer = Featurizer(schema)
+    featurizer = Featurizer(schema, compiled)
     blocks, targets, groups = [], [], []
     for index, item in enumerate(data):
         blocks.append(featurizer(item.problem, item.table, item.device))

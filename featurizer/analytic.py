@@ -19,6 +19,9 @@ LAUNCH_US = {"gpu": 4.0, "cpu": 3.0}
 #: Registers of a thread beside its accumulators: addresses, masks, operand fragments.
 OTHER_REGISTERS = 40.0
 
+#: Blocks that a core holds at most, whatever they need.
+MAX_RESIDENT_BLOCKS = 32.0
+
 #: Names and units of the columns of :func:`analytic_costs`, in order.
 ANALYTIC_UNITS = {
     "compute_us": "us",
@@ -87,7 +90,7 @@ def _blocks_per_core(work: Mapping[str, np.ndarray], device: Device) -> np.ndarr
     if device.kind == "cpu":
         return np.ones_like(work["warps"])
     threads = work["warps"] * device.warp_size
-    limits = [np.full_like(threads, 32.0)]
+    limits = [np.full_like(threads, MAX_RESIDENT_BLOCKS)]
     with np.errstate(invalid="ignore", divide="ignore"):
         if device.shared_bytes_per_core:
             limits.append(device.shared_bytes_per_core / np.maximum(work["shared_bytes"], 1.0))
@@ -97,3 +100,29 @@ def _blocks_per_core(work: Mapping[str, np.ndarray], device: Device) -> np.ndarr
             limits.append(device.max_threads_per_core / threads)
         # fmin: a limit that is not known (NaN) does not bind; all unknown gives the constant.
         return np.maximum(np.floor(np.fmin.reduce(limits)), 1.0)
+
+
+def resident_blocks(facts: np.ndarray, warps: np.ndarray, device: Device) -> np.ndarray:
+    """Blocks that one core holds at a time by what the compiler allotted; 0 where a block exceeds a core.
+
+    As the occupancy calculator of the CUDA toolkit counts: registers are given out to whole warps in units of 8 a thread,
+    and the system keeps 1 KiB of shared memory for every block.
+
+    Args:
+        facts: registers of one thread, spilled ones, shared memory of one block in bytes: float64 [rows, 3], NaN where
+            unknown.
+        warps: of one block, float64 [rows].
+        device: the hardware facts; a fact of 0 is unknown and does not bind.
+    """
+    registers, shared = facts[:, 0], facts[:, 2]
+    threads = warps * max(device.warp_size, 1)
+    limits = [np.full(len(facts), MAX_RESIDENT_BLOCKS)]
+    if device.registers_per_core:
+        limits.append(device.registers_per_core / (threads * np.maximum(np.ceil(registers / 8.0) * 8.0, 8.0)))
+    if device.shared_bytes_per_core:
+        kept = 1024.0 if device.vendor == "nvidia" else 0.0
+        limits.append(device.shared_bytes_per_core / np.maximum(shared + kept, 1.0))
+    if device.max_threads_per_core:
+        limits.append(device.max_threads_per_core / threads)
+    # minimum: where a fact is missing, so is the answer.
+    return np.floor(np.minimum.reduce(limits)) + 0.0 * (registers + shared)

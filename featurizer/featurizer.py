@@ -8,7 +8,8 @@ from functools import cached_property
 import numpy as np
 
 from kernelcast.errors import ModelError
-from kernelcast.featurizer.analytic import ANALYTIC_UNITS, analytic_costs
+from kernelcast.featurizer.analytic import ANALYTIC_UNITS, analytic_costs, resident_blocks
+from kernelcast.featurizer.compiled import CompiledFacts
 from kernelcast.featurizer.extra import alignment, extra_features, extra_names, left_out
 from kernelcast.featurizer.schema import FeatureSchema
 from kernelcast.kernels import Block, CandidateTable, Device, Problem, operation, variants
@@ -26,6 +27,13 @@ _WORK_UNITS = {
     "accumulators": "registers",
     "inner_steps": "log2",
 }
+#: What the compiler made of a candidate, by name and unit.
+COMPILED_UNITS = {
+    "compiled_registers": "registers",
+    "compiled_spills": "registers",
+    "compiled_shared_bytes": "bytes",
+    "compiled_blocks_per_core": "blocks",
+}
 
 
 class Featurizer:
@@ -33,10 +41,15 @@ class Featurizer:
 
     Amounts that span orders of magnitude are given as log2, so that trees split them evenly whatever the binning.
     What does not apply to a candidate (another variant's parameter, a closed library's grid) is NaN.
+
+    Args:
+        schema: names the columns.
+        compiled: facts for the columns that a schema with ``compile_facts`` has; NaN where they are not among them.
     """
 
-    def __init__(self, schema: FeatureSchema) -> None:
+    def __init__(self, schema: FeatureSchema, compiled: CompiledFacts | None = None) -> None:
         self.schema = schema
+        self._compiled = compiled
         self._known = set(schema.variants)
         self._variant_at = {name: index for index, name in enumerate(dict(schema.variants))}
         self._parameter_at = {coding.name: index for index, coding in enumerate(schema.parameters)}
@@ -90,6 +103,8 @@ class Featurizer:
             units |= _WORK_UNITS
             units |= {name: f"log2 {unit}" if unit == "us" else unit for name, unit in ANALYTIC_UNITS.items()}
             units |= extra_names(schema.operation)
+            if schema.compile_facts:
+                units |= COMPILED_UNITS
         return units
 
     def covers(self, table: CandidateTable) -> np.ndarray:
@@ -197,6 +212,10 @@ class Featurizer:
                 np.log2(costs[name]) if unit == "us" else costs[name] for name, unit in ANALYTIC_UNITS.items()
             ]
         amounts += extra_features(problem, block, work, device)
+        compiled = self._compiled if schema.compile_facts else None
+        if compiled is not None and compiled.target == device.architecture:
+            facts = compiled.lookup(problem, block)
+            amounts += [*facts.T, resident_blocks(facts, work["warps"], device)]
         for offset, amount in enumerate(amounts):
             out[:, at + offset] = amount
 

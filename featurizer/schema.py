@@ -68,6 +68,8 @@ class FeatureSchema:
         with_work: whether the operation is in the catalogue, so that its variants state their work.
         seen: values of each numeric parameter that occurred; a parameter with more than :data:`MOST_SEEN` is left out.
         version: :data:`FEATURE_VERSION` when it was made.
+        compile_facts: whether there are columns for what the compiler made of a candidate; they are NaN where that is not
+            known. Such a schema says so in its JSON, and others do not mention it.
     """
 
     operation: str
@@ -79,10 +81,16 @@ class FeatureSchema:
     with_work: bool
     seen: tuple[tuple[str, tuple[int, ...]], ...] = ()
     version: int = FEATURE_VERSION
+    compile_facts: bool = False
 
     @classmethod
     def infer(
-        cls, problems: Iterable[Problem], tables: Iterable[CandidateTable], *, with_work: bool
+        cls,
+        problems: Iterable[Problem],
+        tables: Iterable[CandidateTable],
+        *,
+        with_work: bool,
+        compile_facts: bool = False,
     ) -> FeatureSchema:
         """The schema of everything that occurs in some problems and their candidates.
 
@@ -121,6 +129,8 @@ class FeatureSchema:
                 for name, values in sorted(parameters.items())
                 if not _coding(name, values).categories and len(values) <= MOST_SEEN
             ),
+            # Occupancy needs the warps that a variant of the catalogue states.
+            compile_facts=compile_facts and with_work,
         )
 
     @cached_property
@@ -140,6 +150,8 @@ class FeatureSchema:
             "with_work": self.with_work,
             "seen": [[name, list(values)] for name, values in self.seen],
             "version": self.version,
+            # Named only where it is so: the hash of a schema without it is what it was before there was such a thing.
+            **({"compile_facts": True} if self.compile_facts else {}),
         }
 
     @classmethod
@@ -168,6 +180,7 @@ class FeatureSchema:
                 with_work=bool(data["with_work"]),
                 seen=tuple((str(name), tuple(map(int, values))) for name, values in data["seen"]),
                 version=version,
+                compile_facts=bool(data.get("compile_facts", False)),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ArtifactError(f"Not a feature schema ({type(error).__name__}: {error}).") from error

@@ -6,6 +6,7 @@ variable                meaning                                                 
 ``KERNELCAST_HOME``     folder of the store, the models, the cache and the tracking database   ``~/.kernelcast``
 ``KERNELCAST_MODE``     ``off``, ``cached``, ``predict``, ``verify`` or ``tune``               ``verify``
 ``KERNELCAST_DISABLE``  ``1`` makes every drop-in operation torch's own (the kill switch)      ``0``
+``KERNELCAST_IMPORT``   modules or files with kernels of the user's own, by commas             none
 ======================  =====================================================================  ================
 
 A leaf module: it imports nothing of kernelcast but the errors. The environment is read at each call, so that a test or
@@ -49,6 +50,11 @@ def cache_dir() -> Path:
     return home() / "cache"
 
 
+def compile_cache_dir() -> Path:
+    """What the compiler made of kernels: one file a target."""
+    return home() / "compile"
+
+
 def tracking_uri() -> str:
     """Where MLflow runs go: ``MLFLOW_TRACKING_URI`` if set, else a sqlite file under the home."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow.db'}"
@@ -72,3 +78,9 @@ def disabled() -> bool:
     if value not in ("0", "1"):
         raise SettingsError(f"KERNELCAST_DISABLE is {value!r}; it must be 0 or 1.")
     return value == "1"
+
+
+def imports() -> tuple[str, ...]:
+    """Modules (``my_kernels``) and files (``./my_kernels.py``) that register kernels of the user's own."""
+    value = os.environ.get("KERNELCAST_IMPORT") or ""
+    return tuple(name.strip() for name in value.split(",") if name.strip())

@@ -10,6 +10,7 @@ triton is imported inside the functions that need it.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +44,16 @@ TARGETS: dict[str, tuple[str, int | str, int]] = {
 
 #: Triton's names of element types in signatures.
 TRITON_DTYPES = {
+    "float64": "fp64",
     "float32": "fp32",
     "float16": "fp16",
     "bfloat16": "bf16",
     "int8": "i8",
     "uint8": "u8",
+    "int16": "i16",
     "int32": "i32",
+    "int64": "i64",
+    "bool": "i1",
 }
 
 
@@ -68,7 +74,8 @@ class KernelSpec:
     Attributes:
         kernel: the ``@triton.jit`` function.
         tensors: parameter -> pointer.
-        integers: parameter -> value. Triton makes 1 a constant and notes which are multiples of 16.
+        integers: parameter -> value. Triton makes 1 a constant and notes which are multiples of 16. A user's kernel may
+            have floats among them.
         constants: the ``tl.constexpr`` parameters.
         options: ``num_warps``, ``num_stages`` and further options of the compiler.
     """
@@ -113,6 +120,8 @@ class KernelSpec:
                 attributes[(index,)] = [["tt.divisibility", 16]]
                 if backend == "hip" and pointer.storage_bytes < 2**31:
                     attributes[(index,)].append(["tt.pointer_range", 32])
+            elif isinstance(self.integers.get(name), float):
+                signature[name] = "fp32"
             elif name in self.integers and self.integers[name] != 1:
                 value = self.integers[name]
                 signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
@@ -165,7 +174,7 @@ def compile_facts(
         raise UnknownNameError("target", target, TARGETS)
     if time_limit_s is not None:
         return _facts_from_child(problem, candidate, target, time_limit_s)
-    spec = _spec(problem, candidate, target)
+    spec = candidate_spec(problem, candidate, target)
     started = time.perf_counter()
     try:
         compiled = compile_spec_for(spec, target)
@@ -200,17 +209,70 @@ def compile_spec_for(spec: KernelSpec, target: str) -> Any:
         return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=dict(spec.options))
 
 
-def _spec(problem: Problem, candidate: Candidate, target: str) -> KernelSpec:
+def candidate_spec(problem: Problem, candidate: Candidate, target: str) -> KernelSpec:
+    """The main kernel of a candidate, as its variant describes it.
+
+    Raises:
+        UnknownNameError: no such operation or variant.
+        KernelcastError: the variant has no Triton kernel, or ``TRITON_INTERPRET`` is set.
+    """
     found = variant(problem.operation, candidate.variant)
     describe = getattr(found, "compile_spec", None)
     if describe is None:
         raise KernelcastError(
             f"{candidate.variant} of {problem.operation} has no Triton kernel to compile (its backend is {found.backend})."
         )
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        raise KernelcastError("TRITON_INTERPRET=1 replaces the compiler; unset it to compile kernels.")
+    refuse_interpreter()
     spec: KernelSpec = describe(problem, candidate.parameters, target)
     return spec
+
+
+def refuse_interpreter() -> None:
+    """Raise a KernelcastError where ``TRITON_INTERPRET`` is set, as Triton reads it."""
+    value = os.environ.get("TRITON_INTERPRET", "")
+    if value.lower() in ("1", "true", "yes", "on", "y"):
+        raise KernelcastError(f"TRITON_INTERPRET={value} replaces the compiler; unset it to compile kernels.")
+
+
+def code_key(spec: KernelSpec, target: str) -> str:
+    """32 hexadecimal digits over everything that decides the machine code of a kernel.
+
+    That is the specialised signature, the constants, the attributes, the options, the kernel's source with that of the
+    functions that it calls, the target, the versions of Triton and of its assembler, and the variables of the environment
+    that change what they do.
+    """
+    signature, constants, attributes = spec.specialise(target)
+    facts = (
+        list(signature.items()),
+        # With its type, as True equals 1 to Python.
+        [(name, type(value).__name__, _constant(value)) for name, value in sorted(constants.items())],
+        [(path, notes) for path, notes in sorted(attributes.items()) if notes],
+        sorted((name, type(value).__name__, repr(value)) for name, value in spec.options.items()),
+        spec.kernel.cache_key,
+        target,
+        compiler_key(target),
+    )
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+def _constant(value: Any) -> str:
+    # A function that is passed as a constant counts by its source; its repr holds an address.
+    return str(getattr(value, "cache_key", None) or repr(value))
+
+
+@lru_cache(maxsize=len(TARGETS))
+def compiler_key(target: str) -> str:
+    """The versions of Triton and of its assembler, and the variables of the environment that change what they do."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+
+    backend = make_backend(GPUTarget(*TARGETS[target]))
+    try:
+        from triton._C.libtriton import get_cache_invalidating_env_vars as relevant
+    except ImportError:  # not every version exports it
+        relevant = dict
+    return repr((triton.__version__, backend.hash(), sorted(relevant().items())))
 
 
 def _registers(compiled: Any, target: str) -> tuple[int, int]:

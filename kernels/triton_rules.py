@@ -8,14 +8,17 @@ sm80, sm90, sm100, sm120, gfx942 and gfx950 (``tests/kernels/test_compile.py`` h
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from kernelcast.kernels.candidate import Columns
 from kernelcast.kernels.device import Device
-from kernelcast.kernels.problem import Problem
+from kernelcast.kernels.problem import DTYPE_BYTES, Problem
 from kernelcast.kernels.rule import Rule
+from kernelcast.kernels.triton_scratch import OutputTile, scratch_bytes, tensor_memory_scratch_bytes
 
 #: Sides of the smallest tile that a tensor core multiplies.
 MIN_TILE = 16
@@ -80,17 +83,21 @@ class Operand:
 
 
 def operands(problem: Problem) -> tuple[Operand, Operand]:
-    """A [m, k] and B [k, n] of a problem with the options ``layout``, ``lda`` and ``ldb`` (absent: row-major, dense)."""
+    """A [m, k] and B [k, n] of a problem with the options ``layout``, ``lda`` and ``ldb`` (absent: row-major, dense).
+
+    B has the dtype that the option ``weight_dtype`` names (absent: the problem's).
+    """
     facts = problem.facts
+    weight_bytes = DTYPE_BYTES[str(facts.get("weight_dtype", problem.dtype))]
     layout = str(facts.get("layout", "nn"))
     found = []
-    for name, rows, columns, letter in (
-        ("a", problem["m"], problem["k"], layout[0]),
-        ("b", problem["k"], problem["n"], layout[1]),
+    for name, rows, columns, letter, element_bytes in (
+        ("a", problem["m"], problem["k"], layout[0], problem.element_bytes),
+        ("b", problem["k"], problem["n"], layout[1], weight_bytes),
     ):
         transposed = letter == "t"
         leading = max(int(facts.get(f"ld{name}", 0)), rows if transposed else columns, 1)
-        found.append(Operand(name, rows, columns, transposed, leading, problem.element_bytes))
+        found.append(Operand(name, rows, columns, transposed, leading, element_bytes))
     return found[0], found[1]
 
 
@@ -151,6 +158,14 @@ def matmul_shared_bytes(
 
     The output has the problem's dtype, unless ``output_bytes`` names the bytes of its elements.
     """
+    return np.maximum(
+        operand_shared_bytes(problem, columns, device),
+        output_shared_bytes(problem, columns, device, output_bytes=output_bytes),
+    )
+
+
+def operand_shared_bytes(problem: Problem, columns: Columns, device: Device) -> np.ndarray:
+    """Shared memory of the tiles of A and B that a block holds at once, in bytes."""
     a, b = operands(problem)
     buffers = pipeline_buffers(problem, columns, device).astype(np.float64)
     a_bytes = columns["block_m"] * columns["block_k"] * float(a.element_bytes)
@@ -162,18 +177,47 @@ def matmul_shared_bytes(
     alone = np.minimum(
         buffers, np.where(_is_blackwell(device) & (buffers == columns["num_stages"]), 2.0, 1.0)
     )
-    loaded = a_bytes * (buffers if a.vectorised else alone) + b_bytes * (buffers if b.vectorised else alone)
+    b_loaded = b_bytes * (buffers if b.vectorised else alone)
+    if b.element_bytes < a.element_bytes:
+        # B is widened in registers. Where warp groups multiply they read it from shared memory all the same: one tile
+        # of widened elements lies there, beside the stages of the narrow ones if these are loaded ahead.
+        ahead = np.where(b.vectorised, columns["num_stages"] - 1.0, 0.0)
+        widened = a.element_bytes / b.element_bytes
+        from_shared = reads_operands_from_shared(problem, columns, device)
+        b_loaded = np.where(from_shared, b_bytes * (ahead + widened), b_loaded)
+    loaded = a_bytes * (buffers if a.vectorised else alone) + b_loaded
     if device.architecture.startswith("gfx"):
         # Unpipelined, the tiles of A and B take turns in one place, and outputs are stored from registers.
         taking_turns = (columns["num_stages"] == 1) | (not a.vectorised and not b.vectorised)
         return np.where(taking_turns, np.maximum(a_bytes, b_bytes), loaded)
-    # The output is rearranged into whole rows after the loop; the tile of a single warp in registers, and large tiles
-    # of 4-byte elements in two halves, unless warp groups store rows that are not aligned.
-    output = columns["block_m"] * columns["block_n"] * float(output_bytes or problem.element_bytes)
-    if (output_bytes or problem.element_bytes) == 4:
-        at_once = reads_operands_from_shared(problem, columns, device) & (problem["n"] % 16 != 0)
-        output = np.where(at_once, output, np.minimum(output, np.maximum(output / 2, OUTPUT_BYTES_AT_ONCE)))
-    return np.maximum(loaded, np.where(columns["num_warps"] > 1, output, 0.0))
+    return loaded
+
+
+def output_shared_bytes(
+    problem: Problem, columns: Columns, device: Device, *, output_bytes: int | None = None
+) -> np.ndarray:
+    """Shared memory in which the output tile is rearranged, in bytes. AMD's kernels store from registers."""
+    if device.architecture.startswith("gfx"):
+        return np.zeros(len(columns["block_m"]))
+    size = output_bytes or problem.element_bytes
+    if not uses_tensor_cores(problem, device):
+        # Large tiles in two halves.
+        output = columns["block_m"] * columns["block_n"] * float(size)
+        output = np.minimum(output, np.maximum(output / 2, OUTPUT_BYTES_AT_ONCE))
+        return np.where(columns["num_warps"] > 1, output, 0.0)
+    from_shared = reads_operands_from_shared(problem, columns, device)
+    tile = OutputTile(
+        columns["block_m"],
+        columns["block_n"],
+        columns["num_warps"],
+        element_bytes=size,
+        aligned=problem["n"] % 16 == 0,
+        warp_groups=from_shared,
+        stores_matrices=compute_capability(device.architecture) >= 90,
+    )
+    if not _is_blackwell(device):
+        return scratch_bytes(tile)
+    return np.where(from_shared, tensor_memory_scratch_bytes(tile), scratch_bytes(tile))
 
 
 def accumulators_per_thread(columns: Columns, device: Device) -> np.ndarray:
@@ -239,10 +283,17 @@ def _blocks_fit(problem: Problem, columns: Columns, device: Device) -> np.ndarra
 
 
 def _threads_busy(problem: Problem, columns: Columns, device: Device) -> np.ndarray:
-    smaller = np.minimum(columns["block_m"], columns["block_n"]) * columns["block_k"]
     return (
-        smaller * problem.element_bytes >= BYTES_OF_ONE_COPY * max(device.warp_size, 1) * columns["num_warps"]
+        _fewest_tile_bytes(problem, columns)
+        >= BYTES_OF_ONE_COPY * max(device.warp_size, 1) * columns["num_warps"]
     )
+
+
+def _fewest_tile_bytes(problem: Problem, columns: Columns) -> np.ndarray:
+    """Bytes of the smaller of the tiles of A and B."""
+    a, b = operands(problem)
+    sides = np.minimum(columns["block_m"] * a.element_bytes, columns["block_n"] * b.element_bytes)
+    return sides * columns["block_k"]
 
 
 def _group_differs(problem: Problem, columns: Columns, device: Device) -> np.ndarray:
@@ -278,19 +329,25 @@ BLOCK_THREADS = Rule(
 )
 
 
-def shared_memory_rule(output_bytes: int | None = None) -> Rule:
-    """The rule on shared memory, for kernels whose output elements take so many bytes (``None``: the problem's)."""
+def shared_memory_rule(
+    output_bytes: int | None = None,
+    *,
+    estimate: Callable[[Problem, Columns, Device], np.ndarray] | None = None,
+) -> Rule:
+    """The rule on shared memory, for kernels whose output elements take so many bytes (``None``: the problem's).
+
+    Kernels that hold more than :func:`matmul_shared_bytes` at once bring their own ``estimate``.
+    """
+    bytes_of = estimate or partial(matmul_shared_bytes, output_bytes=output_bytes)
     return Rule(
         "shared-memory",
         "the buffered tiles must fit the shared memory of one block; beyond it the compiled kernel does not load",
         check=lambda problem, columns, device: (
             not device.shared_bytes_per_block
-            or matmul_shared_bytes(problem, columns, device, output_bytes=output_bytes)
-            <= device.shared_bytes_per_block
+            or bytes_of(problem, columns, device) <= device.shared_bytes_per_block
         ),
         explain=lambda problem, columns, device: (
-            f"{matmul_shared_bytes(problem, columns, device, output_bytes=output_bytes)[0]:.0f} > "
-            f"{device.shared_bytes_per_block} bytes"
+            f"{bytes_of(problem, columns, device)[0]:.0f} > {device.shared_bytes_per_block} bytes"
         ),
     )
 
@@ -317,7 +374,7 @@ THREADS_BUSY = Rule(
     "a thread copies at least 4 bytes of each operand's tile; with more threads than that some have nothing to copy",
     check=_threads_busy,
     explain=lambda problem, columns, device: (
-        f"{min(columns['block_m'][0], columns['block_n'][0]) * columns['block_k'][0] * problem.element_bytes} bytes "
+        f"{_fewest_tile_bytes(problem, columns)[0]} bytes "
         f"for {max(device.warp_size, 1) * columns['num_warps'][0]} threads"
     ),
 )

@@ -22,8 +22,10 @@ from kernelcast.costmodel import ProblemData, RankingModel, read_manifest
 from kernelcast.costmodel.locate import read_alias
 from kernelcast.errors import ArtifactError, ModelError
 from kernelcast.kernels import Device
+from kernelcast.kernels.compile_cache import CompileCache
 from kernelcast.training import held_out as held
 from kernelcast.training import registry
+from kernelcast.training.compiled import gather
 from kernelcast.training.data import dataset_hash
 from kernelcast.training.gate import Decision, Scores, Standing, judge
 from kernelcast.training.metrics import KS
@@ -71,6 +73,7 @@ def train(
     holdout: float = 0.2,
     models_dir: Path,
     tracking: bool = True,
+    compile_cache: CompileCache | None = None,
     on_progress: OnProgress | None = None,
 ) -> TrainResult:
     """Fit, judge, register and track a model, and promote it if it passes :mod:`kernelcast.training.gate`.
@@ -86,6 +89,8 @@ def train(
         holdout: share of the shapes to hold out.
         models_dir: root of the registry.
         tracking: whether to write an MLflow run.
+        compile_cache: what the compiler made of candidates; part of the features where enough of those that were measured
+            are in it (:data:`kernelcast.training.compiled.LEAST_SHARE`).
         on_progress: see :data:`OnProgress`.
 
     Raises:
@@ -96,16 +101,20 @@ def train(
     tell = on_progress or (lambda _stage, _share: None)
     params = hyperparameters(len(data), estimator_params, seed=seed)
 
+    tell("reading compiled facts", 0.0)
+    gathered = gather(data, compile_cache)
     tell("fitting without the held-out shapes", 0.0)
     # The error head does not take part in the order, so the models that are only judged do without it.
     results = held.judge_held_out(
         data,
-        lambda part: RankingModel.fit(part, _estimator({**params, "error_folds": 1})),
+        lambda part: RankingModel.fit(
+            part, _estimator({**params, "error_folds": 1}), compiled=gathered.compiled
+        ),
         holdout=holdout,
         on_split=lambda done, parts: tell("fitting without the held-out shapes", 0.5 * done / parts),
     )
     tell("fitting on everything", 0.5)
-    model = RankingModel.fit(data, _estimator(params))
+    model = RankingModel.fit(data, _estimator(params), compiled=gathered.compiled)
     tell("registering", 0.9)
     record = held.record(results, data, _importance(model))
     data_hash = dataset_hash(data)
@@ -119,6 +128,7 @@ def train(
         **_composition(data),
         "seed": seed,
         "hyperparameters": params,
+        "compile_facts": gathered.to_json(),
         "libraries": {name: found for name in _LIBRARIES if (found := _installed(name)) != "absent"},
         "python": platform.python_version(),
         "held_out": {**scores, "file": held.FILE, "sha256": hashlib.sha256(record).hexdigest()},

@@ -1,24 +1,47 @@
-"""``kernelcast kernels``: the catalogue, and which candidates are legal for a problem."""
+"""``kernelcast kernels``: the catalogue, which candidates are legal for a problem, and what the compiler makes of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
+from typer.core import TyperGroup
 
 from kernelcast.cli.common import DefinitionArgument, DeviceOption, JsonOption
+from kernelcast.cli.kernels_compile import compile_
 
 if TYPE_CHECKING:
-    from kernelcast.kernels import Refusal
+    from kernelcast.kernels import Device, Problem
+
+
+class _ListByDefault(TyperGroup):
+    """A group whose first word may be left out: then it lists."""
+
+    #: The command of words that begin with no command's name.
+    default_command: ClassVar[str] = "list"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args = [self.default_command, *args]
+        return super().parse_args(ctx, args)
 
 
 def attach(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("kernels")(kernels)
+    """Add the group."""
+    group = typer.Typer(
+        cls=_ListByDefault,
+        help="List operations and variants, or the legal candidates of a problem; or compile candidates.\n\n"
+        "The word list may be left out. Examples:\n\n"
+        "  kernelcast kernels\n\n"
+        "  kernelcast kernels gemm m=4096 n=4096 k=4096 --device h100 --why\n\n"
+        "  kernelcast kernels compile --op gemm --target sm90",
+    )
+    group.command("list")(list_)
+    group.command("compile")(compile_)
+    app.add_typer(group, name="kernels")
 
 
-def kernels(
+def list_(
     operation: Annotated[str | None, typer.Argument(help="An operation; every one where left out.")] = None,
     definition: DefinitionArgument = None,
     device: DeviceOption = None,
@@ -27,11 +50,11 @@ def kernels(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List operations and variants, or the legal candidates of a problem.
+    """List operations and variants, or the legal candidates of a problem. The word list may be left out.
 
     Examples:
 
-      kernelcast kernels
+      kernelcast kernels list
 
       kernelcast kernels gemm m=4096 n=4096 k=4096 --device h100 --why
     """
@@ -41,7 +64,7 @@ def kernels(
     from kernelcast.cli.common import console, parse_problem, print_json, resolve_device
     from kernelcast.errors import InvalidProblemError
     from kernelcast.kernels import operation as get_operation
-    from kernelcast.kernels import operation_names, refusals, variants
+    from kernelcast.kernels import operation_names, variants
 
     if not definition and (why or device is not None):
         raise InvalidProblemError(
@@ -82,7 +105,7 @@ def kernels(
         counts.append(
             {"variant": found.name, "backend": found.backend, "legal": int(legal.sum()), "of": block.length}
         )
-    refused = _grouped(refusals(problem, hardware)) if why else []
+    refused = _refused(problem, hardware) if why else []
     if as_json:
         print_json(
             {"problem": problem.to_dict(), "device": hardware.name, "variants": counts, "refused": refused}
@@ -99,20 +122,29 @@ def kernels(
         console().print(table)
 
 
-def _grouped(refused: Iterable[Refusal]) -> list[dict[str, Any]]:
-    """One row a variant and rule, with the first candidate that it refused: a space may hold tens of thousands."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for each in refused:
-        row = rows.setdefault(
-            (each.candidate.variant, each.rule),
-            {
-                "variant": each.candidate.variant,
-                "rule": each.rule,
-                "reason": each.reason,
-                "count": 0,
-                "example": str(each.candidate),
-                "seen": each.seen,
-            },
-        )
-        row["count"] += 1
-    return list(rows.values())
+def _refused(problem: Problem, device: Device) -> list[dict[str, Any]]:
+    """One row a variant and rule, with the first candidate that it refuses: a space may hold tens of thousands."""
+    import numpy as np
+
+    from kernelcast.kernels import variants
+
+    rows: list[dict[str, Any]] = []
+    for found in variants(problem.operation).values():
+        block = found.space()
+        left = np.ones(block.length, dtype=bool)
+        for rule in found.rules:
+            broken = left & ~rule.met(problem, block.columns, device, block.length)
+            if broken.any():
+                (first,) = found.refusals(problem, device, block.take(np.flatnonzero(broken)[:1]))
+                rows.append(
+                    {
+                        "variant": found.name,
+                        "rule": first.rule,
+                        "reason": first.reason,
+                        "count": int(broken.sum()),
+                        "example": str(first.candidate),
+                        "seen": first.seen,
+                    }
+                )
+                left &= ~broken
+    return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -41,6 +41,13 @@ def train(
     ] = 0.2,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the trees.")] = 0,
     track: Annotated[bool, typer.Option("--track/--no-track", help="Write an MLflow run.")] = True,
+    compile_facts: Annotated[
+        Literal["auto", "off"],
+        typer.Option(
+            "--compile-facts",
+            help="auto: what the compiler made of candidates is among the features, where enough of them are compiled.",
+        ),
+    ] = "auto",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -52,6 +59,7 @@ def train(
     """
     from kernelcast import settings
     from kernelcast.datasets.store import Store
+    from kernelcast.kernels.compile_cache import CompileCache
     from kernelcast.training.data import read_problems
     from kernelcast.training.train import train as train_model
 
@@ -74,6 +82,7 @@ def train(
             holdout=holdout,
             models_dir=settings.models_dir(),
             tracking=track,
+            compile_cache=CompileCache(settings.compile_cache_dir()) if compile_facts == "auto" else None,
             on_progress=on_progress,
         )
     if as_json:

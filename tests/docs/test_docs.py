@@ -100,6 +100,13 @@ def fault_of(line: str, *, whole: bool) -> str:
         word, *words = words
         if word in ("--help", "--debug"):
             continue
+        if word == "--import":
+            words = words[1:]
+            continue
+        # A group may have a command that need not be named.
+        implied = getattr(command, "default_command", None)
+        if word not in command.commands and implied is not None:
+            word, words = implied, [word, *words]
         if word not in command.commands:
             return f"{name} has no command {word!r}"
         command, name = command.commands[word], f"{name} {word}"
@@ -265,6 +272,8 @@ def test_the_model_page_names_heads_features_and_hyperparameters() -> None:
     from kernelcast.costmodel.heads import HEADS, SLOWDOWN_SCALE
     from kernelcast.featurizer.analytic import ANALYTIC_UNITS
     from kernelcast.featurizer.extra import extra_names, left_out
+    from kernelcast.featurizer.featurizer import COMPILED_UNITS
+    from kernelcast.training.compiled import LEAST_SHARE
     from kernelcast.training.gate import TIE
     from kernelcast.training.held_out import FEW_PROBLEMS
     from kernelcast.training.recipe import SMALL_DATASET
@@ -273,7 +282,8 @@ def test_the_model_page_names_heads_features_and_hyperparameters() -> None:
     assert list(table_after(text, "head")) == list(HEADS)
     assert f"log(1 + {SLOWDOWN_SCALE:g} s)" in text
     extra = [name for name in extra_names("gemm") if not name.startswith("library_tail_")]
-    assert [name for name in (*ANALYTIC_UNITS, *extra) if f"`{name}`" not in text] == []
+    assert [name for name in (*ANALYTIC_UNITS, *extra, *COMPILED_UNITS) if f"`{name}`" not in text] == []
+    assert f"at least {LEAST_SHARE:.0%} of the measured Triton candidates" in text
     assert {"option_lda", "option_ldb"} <= left_out("gemm")
     assert f"by more than {TIE:g} at 1" in text
     assert f"fewer than {FEW_PROBLEMS} problems, five folds" in text
@@ -347,3 +357,15 @@ def test_the_how_to_has_its_operation_and_three_steps_that_run() -> None:
         "select_candidate.py",
     ]
     assert [shown is not None for _, _, shown in blocks] == [False, True, True, True]
+
+
+def test_the_how_to_of_operations_has_a_function_a_triton_kernel_and_a_variant_that_run() -> None:
+    blocks = runnable_blocks(DOCS / "how-to-add-an-operation.md")
+    assert [name for name, _, _ in blocks] == [
+        "row_scale.py",
+        "use_row_scale.py",
+        "vector_add.py",
+        "list_vector_add.py",
+        "gemm_in_parts.py",
+    ]
+    assert [shown is not None for _, _, shown in blocks] == [False, True, False, True, True]
