@@ -9,6 +9,7 @@ from typing import Any
 
 from kernelcast.kernels import Candidate, Problem
 from kernelcast.kernels.ops.gemm.schema import GEMM, matrix_layout
+from kernelcast.kernels.ops.mixed_gemm.schema import MIXED_GEMM
 from kernelcast.kernels.problem import DTYPE_BYTES, MAX_DIMENSION, OptionValue
 
 _TRITON = re.compile(
@@ -121,12 +122,10 @@ def _mm(facts: Mapping[str, Any]) -> Problem:
 
 
 def _mixed_mm(facts: Mapping[str, Any]) -> Problem:
-    return Problem(
-        operation="mixed_gemm",
-        dims=_dims(facts, ("m", "n", "k")),
-        dtype=_dtype(facts, "mat1_dtype"),
-        options=(("weight_dtype", _dtype(facts, "mat2_dtype")), *_layouts(facts).items()),
-    )
+    """The kernels that were measured have no scales: n numbers and one product for each element of C less than ours."""
+    weight_dtype = _dtype(facts, "mat2_dtype")
+    values: dict[str, Any] = {**dict(_dims(facts, ("m", "n", "k"))), **_layouts(facts)}
+    return MIXED_GEMM.problem(dtype=_dtype(facts, "mat1_dtype"), weight_dtype=weight_dtype, **values)
 
 
 def _pad_mm(facts: Mapping[str, Any]) -> Problem:

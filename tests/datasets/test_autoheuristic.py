@@ -176,7 +176,9 @@ def test_mixed_mm(tmp_path: Path) -> None:
     found = import_one(
         tmp_path, header, columns, [f"{facts},extern_fallback_mixed_mm,1", f"{facts},{TILE},2"]
     )
-    expected = Problem(
+    expected = problem("mixed_gemm", m=2, n=48, k=64, dtype="float16", layout="nt", ldb=72)
+    # The key of the records that are in stores already.
+    assert expected == Problem(
         operation="mixed_gemm",
         dims=(("m", 2), ("n", 48), ("k", 64)),
         dtype="float16",
@@ -192,6 +194,26 @@ def test_mixed_mm(tmp_path: Path) -> None:
             ),
         ): 2000.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "message"),
+    [
+        ("torch.int8,torch.int8", "line 3: mixed_gemm does not take dtype 'int8'"),
+        (
+            "torch.float16,torch.int32",
+            "line 3: mixed_gemm: weight_dtype is 'int32'; it must be one of int8, uint8",
+        ),
+        ("torch.float16,torch.int7", "line 3: mat2_dtype is 'torch.int7'"),
+    ],
+)
+def test_a_mixed_mm_of_other_dtypes_is_refused(tmp_path: Path, dtypes: str, message: str) -> None:
+    header = {**MM_HEADER, "name": "mixed_mm", "categorical_features": MM_HEADER["categorical_features"][:-1]}
+    rows = [f"2,64,48,{dtypes},64,1,1,64,True,False,extern_fallback_mixed_mm,1"]
+    content = text_of(header, MM_COLUMNS.replace("using_tf32,", ""), rows)
+    with pytest.raises(ImportFileError, match=message):
+        run(tmp_path / "store", write(tmp_path / "a.txt", content))
+    assert not (tmp_path / "store").exists()
 
 
 def test_pad_mm(tmp_path: Path) -> None:
