@@ -134,7 +134,7 @@ def test_another_shape_or_dtype_is_wrong():
     assert "has shape (2,); the reference has (1, 2)" in Toy().check(
         PROBLEM, torch.zeros(1, 2, dtype=torch.float64), torch.zeros(2)
     )
-    assert "torch.float16; the problem is float32" in Toy().check(
+    assert "torch.float16; it must be float32" in Toy().check(
         PROBLEM, torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float16)
     )
     assert Toy().check(PROBLEM, torch.zeros(0, 3), torch.zeros(3, 0)) is not None
