@@ -40,6 +40,8 @@ ROOT = SCRIPT.parents[1]
 _RESERVE_S = 6.0
 #: The part of the budget after which no result is compared any more, so that some is left for the timing.
 _CHECK_SHARE = 0.5
+#: One task's share: there are a hundred of them, and some must not starve the others.
+_CHECK_TASK_S = 100.0
 #: Kept for fitting a model at the end, where that can be done.
 _FIT_S = 40.0
 #: Children that compile and compare at a time: each holds a device context of some 500 MB.
@@ -314,12 +316,24 @@ def check_tasks(operations: Sequence[str], spec: Mapping[str, Any]) -> list[Task
                 f"check-{name}-{label}",
                 "check",
                 {**spec, "operation": name, "dtypes": some, "variants": group},
-                limit_s=240,
+                limit_s=_CHECK_TASK_S,
             )
             for label, some, group in parts
         ]
-    # Kernels of our own first: what they are made of cannot be tried without a GPU.
-    return sorted(tasks, key=lambda task: not task.spec["variants"][0].startswith("triton"))
+    # Kernels of our own first: what they are made of cannot be tried without a GPU. Each in one dtype before any in another,
+    # as the budget may end before the last.
+    return sorted(
+        tasks,
+        key=lambda task: (
+            not task.spec["variants"][0].startswith("triton"),
+            _dtype_rank(task.spec["dtypes"][0]),
+        ),
+    )
+
+
+def _dtype_rank(dtype: str) -> int:
+    order = ("float16", "float32", "bfloat16")
+    return order.index(dtype) if dtype in order else len(order)
 
 
 def _missing_for_fit() -> list[str]:

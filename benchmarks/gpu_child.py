@@ -107,6 +107,7 @@ def check(spec: Mapping[str, Any], report: Reporter) -> None:
     except KernelcastError as error:
         report("unlisted", detail=str(error))
         return
+    wanted: list[tuple[int, Problem, Candidate]] = []
     for problem in problems:
         if problem.dtype not in spec["dtypes"]:
             continue
@@ -122,15 +123,18 @@ def check(spec: Mapping[str, Any], report: Reporter) -> None:
                     problem=str(problem),
                     detail=f"{refused[0].reason} ({refused[0].seen})" if refused else "",
                 )
-            for row in corners(block, most) if block.length else ():
-                candidate: Candidate = block.at(int(row))
-                item = [problem.key, candidate.key]
-                if tuple(item) in finished:
-                    continue
-                report("start", item=item)
-                outcome, detail = _outcome_of(problem, candidate, device, plan)
-                report("result", item=item, outcome=outcome, detail=detail)
-                require_sound(device)
+                continue
+            rows = corners(block, most)
+            wanted += [(number, problem, block.at(int(row))) for number, row in enumerate(rows)]
+    # Every problem with one config before any with another: the time may end before the last.
+    for _, problem, candidate in sorted(wanted, key=lambda each: each[0]):
+        item = [problem.key, candidate.key]
+        if tuple(item) in finished:
+            continue
+        report("start", item=item)
+        outcome, detail = _outcome_of(problem, candidate, device, plan)
+        report("result", item=item, outcome=outcome, detail=detail)
+        require_sound(device)
 
 
 def warm(spec: Mapping[str, Any], report: Reporter) -> None:

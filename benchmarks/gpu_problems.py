@@ -23,11 +23,25 @@ _CHECKS: dict[str, tuple[dict[str, Any], ...]] = {
         {"m": 64, "n": 64, "k": 64},
         {"m": 17, "n": 33, "k": 65, "layout": "nt"},
         {"m": 16, "n": 16, "k": 2048},
+        # More tiles than an H200 runs at once, for the kernels that walk over them.
+        {"m": 1500, "n": 1104, "k": 200},
         {"m": 1, "n": 128, "k": 256, "layout": "nt"},
         {"m": 33, "n": 70, "k": 512, "layout": "tt"},
         {"m": 128, "n": 96, "k": 160, "layout": "tn"},
         {"m": 256, "n": 512, "k": 256},
         {"m": 64, "n": 48, "k": 80, "lda": 88, "ldb": 56},
+        {"m": 130, "n": 258, "k": 1030, "layout": "nt"},
+        {"m": 7, "n": 5, "k": 3},
+    ),
+    "mixed_gemm": (
+        {"m": 16, "n": 128, "k": 512, "layout": "nt"},
+        {"m": 17, "n": 33, "k": 65, "layout": "nt", "weight_dtype": "uint8"},
+        {"m": 64, "n": 64, "k": 1024},
+        {"m": 1, "n": 256, "k": 512, "layout": "nt"},
+        {"m": 128, "n": 96, "k": 160, "layout": "tn"},
+        {"m": 256, "n": 512, "k": 256, "layout": "nt"},
+        {"m": 64, "n": 48, "k": 80, "layout": "nt", "lda": 88, "ldb": 96},
+        {"m": 33, "n": 70, "k": 512, "layout": "tt", "weight_dtype": "uint8"},
         {"m": 130, "n": 258, "k": 1030, "layout": "nt"},
         {"m": 7, "n": 5, "k": 3},
     ),
@@ -39,6 +53,9 @@ _CHECKS: dict[str, tuple[dict[str, Any], ...]] = {
         {"n": 2, "c": 16, "h": 15, "w": 10, "k": 12, "r": 3, "s": 3, "pad_h": 1, "pad_w": 1, "layout": "nhwc"},
         {"n": 1, "c": 2, "h": 40, "w": 40, "k": 2, "r": 21, "s": 21, "pad_h": 10, "pad_w": 10},
         {"n": 1, "c": 4, "h": 17, "w": 17, "k": 6, "r": 3, "s": 3, "dil_h": 2, "dil_w": 2, "groups": 2},
+        {"n": 2, "c": 48, "h": 15, "w": 17, "k": 48, "r": 5, "s": 5, "pad_h": 2, "pad_w": 2, "groups": 48, "layout": "nhwc"},
+        {"n": 1, "c": 6, "h": 14, "w": 15, "k": 12, "r": 3, "s": 3, "pad_h": 1, "pad_w": 1, "groups": 6},
+        {"n": 2, "c": 64, "h": 19, "w": 18, "k": 40, "r": 3, "s": 3, "stride_h": 2, "stride_w": 2, "dil_h": 2, "dil_w": 2, "pad_h": 2, "pad_w": 2, "layout": "nhwc"},
     ),
     "attention": (
         {"batch": 1, "heads": 2, "q_len": 16, "kv_len": 16, "head_dim": 32},
@@ -55,6 +72,45 @@ _CHECKS: dict[str, tuple[dict[str, Any], ...]] = {
         {"rows": 5, "columns": 4097},
         {"rows": 600, "columns": 40},
         {"rows": 2, "columns": 40000},
+    ),
+    "layernorm": (
+        {"rows": 17, "columns": 1000},
+        {"rows": 5, "columns": 4096, "affine": "weight"},
+        {"rows": 600, "columns": 40, "affine": "none"},
+        {"rows": 3, "columns": 5001},
+        {"rows": 2, "columns": 40000},
+        {"rows": 64, "columns": 64},
+        {"rows": 70, "columns": 1},
+    ),
+    "rmsnorm": (
+        {"rows": 17, "columns": 1000},
+        {"rows": 5, "columns": 4096, "affine": "none"},
+        {"rows": 600, "columns": 40},
+        {"rows": 3, "columns": 5001},
+        {"rows": 2, "columns": 40000},
+        {"rows": 64, "columns": 64},
+    ),
+    "batched_gemm": (
+        {"batch": 3, "m": 64, "n": 64, "k": 64},
+        {"batch": 5, "m": 17, "n": 33, "k": 65, "layout": "nt", "broadcast": "b"},
+        {"batch": 2, "m": 16, "n": 16, "k": 2048},
+        {"batch": 8, "m": 1, "n": 128, "k": 256, "layout": "nt"},
+        {"batch": 4, "m": 48, "n": 70, "k": 160, "layout": "tt", "broadcast": "a"},
+        {"batch": 3, "m": 64, "n": 48, "k": 80, "layout": "tn", "lda": 88, "ldb": 56},
+        {"batch": 2, "m": 130, "n": 258, "k": 530, "layout": "nt"},
+        {"batch": 300, "m": 8, "n": 8, "k": 8},
+        {"batch": 16, "m": 70, "n": 3, "k": 200},
+        {"batch": 70000, "m": 2, "n": 5, "k": 3},
+    ),
+    "grouped_gemm": (
+        {"groups": 4, "m": 64, "n": 64, "k": 64},
+        {"groups": 3, "m": 50, "n": 33, "k": 65, "layout": "nt", "distribution": "skewed"},
+        {"groups": 40, "m": 12, "n": 128, "k": 512, "layout": "nt"},
+        {"groups": 8, "m": 1100, "n": 512, "k": 256, "layout": "nt", "distribution": "skewed"},
+        {"groups": 5, "m": 333, "n": 70, "k": 160},
+        {"groups": 1, "m": 70, "n": 96, "k": 64, "distribution": "balanced"},
+        {"groups": 130, "m": 400, "n": 80, "k": 96, "layout": "nt", "distribution": "balanced"},
+        {"groups": 2, "m": 1, "n": 5, "k": 3},
     ),
 }  # fmt: skip
 
@@ -101,6 +157,53 @@ _ATTENTION = (
 )
 #: (rows, columns)
 _SOFTMAX = ((4096, 4096), (1, 131072), (65536, 128), (256, 128256), (32, 131072), (16384, 1024))
+#: (layer, rows, columns): tokens and hidden sizes, and the ends of what is asked for.
+_LAYERNORM = (
+    ("BERT-base", 16384, 768),
+    ("GPT-2 XL, decode", 16, 1600),
+    ("ConvNeXt", 65536, 128),
+    ("Falcon-40B", 4096, 8192),
+    ("one long row", 1, 131072),
+    ("long rows", 1024, 65536),
+)
+_RMSNORM = (
+    ("Llama-3-8B, prefill", 4096, 4096),
+    ("Llama-3-8B, decode", 1, 4096),
+    ("query and key norm", 65536, 128),
+    ("DeepSeek-V3", 1024, 7168),
+    ("Llama-3.1-405B", 8192, 16384),
+    ("long rows", 64, 131072),
+)
+
+#: (layer, groups, m, n, k): experts, whose weights are stored [n, k]; m is tokens times the experts of each. The gate and
+#: up projections are one matrix, and DeepSeek-R1's experts are split over eight devices.
+_EXPERTS = (
+    ("Qwen3-30B-A3B, up", 128, 256, 1536, 2048),
+    ("Mixtral-8x7B, up", 8, 4096, 28672, 4096),
+    ("Mixtral-8x7B, down", 8, 8, 4096, 14336),
+    ("DeepSeek-R1, up", 256, 8, 512, 7168),
+    ("Qwen3-30B-A3B, up", 128, 16384, 1536, 2048),
+    ("DeepSeek-R1, down", 256, 1024, 7168, 256),
+    ("Qwen3-30B-A3B, down", 128, 64, 2048, 768),
+    ("Qwen3-30B-A3B, up", 128, 8, 1536, 2048),
+    ("Mixtral-8x7B, up", 8, 64, 28672, 4096),
+    ("Qwen3-30B-A3B, down", 128, 2048, 2048, 768),
+    ("DeepSeek-R1, up", 256, 8192, 512, 7168),
+    ("Mixtral-8x7B, down", 8, 512, 4096, 14336),
+)
+
+#: (name, batch, m, n, k, layout, broadcast): the products inside attention, head by head, and many small ones.
+_BATCHES = (
+    ("attention scores, 16 x 32 heads", 512, 512, 512, 64, "nt", "none"),
+    ("DeepSeek-V3 latent attention, decode", 128, 16, 512, 128, "nn", "none"),
+    ("many 16 x 16", 65536, 16, 16, 16, "nn", "none"),
+    ("decode scores, 32 heads", 32, 1, 8192, 128, "nt", "none"),
+    ("decode values, 32 heads", 32, 1, 128, 8192, "nn", "none"),
+    ("attention values, 16 x 32 heads", 512, 512, 64, 512, "nn", "none"),
+    ("one weight, 64 sequences", 64, 77, 3072, 768, "nt", "b"),
+    ("small outputs, long sum", 8, 64, 64, 16384, "tn", "none"),
+    ("DeepSeek-V3 latent attention, prefill", 128, 1024, 512, 128, "nn", "none"),
+)
 
 #: The first problems of a list that a quick run times.
 _QUICK_TIMINGS = {"gemm": 4}
@@ -194,6 +297,12 @@ def _gpu_timings() -> Iterator[Timing]:
             tier = (0 if number < 2 else 2) if main else 4
             found = problem("gemm", m=m, n=n, k=k, layout="nt", dtype="bfloat16")
             yield Timing(network, found, tier)
+    for network, dtype in (("Llama-3-8B", "bfloat16"), ("Llama-2-7B", "float16")):
+        main = network == "Llama-3-8B"
+        for (number, (n, k)), m in product(enumerate(_LAYERS[network]), _ROWS[:-1]):
+            # Weights of 8 bits: where they are what takes the time, not where there are many rows.
+            found = problem("mixed_gemm", m=m, n=n, k=k, layout="nt", dtype=dtype)
+            yield Timing(f"{network}, int8", found, (1 if number == 0 else 3) if main else 4)
     yield Timing("float32", problem("gemm", m=1024, n=1024, k=1024, dtype="float32"), 3)
     yield Timing("TF32", problem("gemm", m=1024, n=1024, k=1024, dtype="float32", allow_tf32=True), 3)
     for number, (name, batch, c, size, k, kernel, stride, groups) in enumerate(_CONVOLUTIONS):
@@ -213,6 +322,21 @@ def _gpu_timings() -> Iterator[Timing]:
         yield Timing(
             "softmax", problem("softmax", rows=rows, columns=columns, dtype="float16"), _tier(number)
         )
+    for operation, layers in (("layernorm", _LAYERNORM), ("rmsnorm", _RMSNORM)):
+        for number, (name, rows, columns) in enumerate(layers):
+            yield Timing(
+                name, problem(operation, rows=rows, columns=columns, dtype="bfloat16"), _tier(number)
+            )
+    for number, (name, batch, m, n, k, layout, broadcast) in enumerate(_BATCHES):
+        found = problem(
+            "batched_gemm", batch=batch, m=m, n=n, k=k, layout=layout, broadcast=broadcast, dtype="bfloat16"
+        )
+        yield Timing(name, found, _tier(number))
+    for number, (name, groups, m, n, k) in enumerate(_EXPERTS):
+        found = problem(
+            "grouped_gemm", groups=groups, m=m, n=n, k=k, layout="nt", distribution="skewed", dtype="bfloat16"
+        )  # fmt: skip
+        yield Timing(name, found, _tier(number))
 
 
 def _tier(number: int) -> int:

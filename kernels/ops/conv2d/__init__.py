@@ -68,6 +68,8 @@ from kernelcast.kernels.ops.conv2d import (  # noqa: E402
     matmul_1x1,  # noqa: F401
     native,  # noqa: F401
     shifted,  # noqa: F401
+    triton_depthwise,  # noqa: F401
+    triton_implicit_gemm,  # noqa: F401
     vendor,  # noqa: F401
     winograd,  # noqa: F401
 )

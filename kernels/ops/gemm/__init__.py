@@ -59,6 +59,11 @@ import kernelcast.kernels.ops.gemm.onednn  # noqa: E402
 import kernelcast.kernels.ops.gemm.row_chunked  # noqa: E402
 import kernelcast.kernels.ops.gemm.split_k  # noqa: E402
 import kernelcast.kernels.ops.gemm.transposed  # noqa: E402
+import kernelcast.kernels.ops.gemm.triton_descriptor  # noqa: E402
+import kernelcast.kernels.ops.gemm.triton_gemv  # noqa: E402
+import kernelcast.kernels.ops.gemm.triton_persistent  # noqa: E402
+import kernelcast.kernels.ops.gemm.triton_simd  # noqa: E402
 import kernelcast.kernels.ops.gemm.triton_split_k  # noqa: E402
+import kernelcast.kernels.ops.gemm.triton_stream_k  # noqa: E402
 import kernelcast.kernels.ops.gemm.triton_tiled  # noqa: E402
 import kernelcast.kernels.ops.gemm.vendor  # noqa: E402, F401

@@ -32,7 +32,7 @@ class GemmSchema(ProblemSchema):
             stored, adjacent = (columns, rows) if letter == "t" else (rows, columns)
             if 0 < built[name] < adjacent:
                 raise InvalidProblemError(
-                    f"gemm: {name} is {built[name]}, but {adjacent} elements lie between the starts of two rows at "
+                    f"{self.operation}: {name} is {built[name]}, but {adjacent} elements lie between the starts of two rows at "
                     f"least (layout {built['layout']}). Leave {name} out where rows are adjacent."
                 )
             # Where the rows touch, or there is only one, every value of it describes the same memory.
