@@ -108,7 +108,7 @@ def test_the_shapes_reach_every_config() -> None:
     every = {
         found.space().at(row)
         for found in variants("attention").values()
-        if found.backend != "triton"
+        if found.backend != "triton" and not found.name.startswith("sdpa_")  # those need a GPU
         for row in range(found.space().length)
     }
     assert len(every) == 27

@@ -7,29 +7,24 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from kernelcast.kernels import (
-    Candidate,
-    CandidateTable,
-    Device,
-    candidates,
-    memory,
-    operation,
-    problem,
-    variant,
+from triton_lab import (
+    CPU,
+    DEVICES,
+    T4,
+    UNKNOWN,
+    compiler,  # noqa: F401
+    on_gpu,
+    refused_by,
+    work_of,
 )
+
+from kernelcast.kernels import Candidate, candidates, operation, problem, variant
 from kernelcast.kernels.registry import require_legal
 
-A100 = Device("a100", "gpu", "nvidia", "sm80", 108, shared_bytes_per_block=166_912, llc_bytes=40 * 2**20)
-H100 = Device("h100", "gpu", "nvidia", "sm90", 132, shared_bytes_per_block=232_448, llc_bytes=50 * 2**20)
-T4 = Device("t4", "gpu", "nvidia", "sm75", 40, shared_bytes_per_block=65_536, llc_bytes=4 * 2**20)
-MI300 = Device("mi300x", "gpu", "amd", "gfx942", 304, warp_size=64, shared_bytes_per_block=65_536)
-UNKNOWN = Device("new", "gpu", "nvidia", "sm80", 1)
-CPU = Device("cpu", "cpu", "intel", "x86_64-avx512", 2, warp_size=1)
+A100, H100, MI300 = DEVICES["sm80"], DEVICES["sm90"], DEVICES["gfx942"]
 GPUS = (A100, H100, T4, MI300, UNKNOWN)
 NAMES = ("triton_row", "triton_rows", "triton_two_pass")
 OP = operation("softmax")
@@ -49,12 +44,6 @@ def two_pass(block=1024, num_warps=4):
 
 def softmax(rows=4096, columns=4096, **options):
     return problem("softmax", rows=rows, columns=columns, **{"dtype": "float16", **options})
-
-
-def work_of(candidate, described, device=A100):
-    block = CandidateTable.of([candidate]).blocks[0]
-    work = variant("softmax", candidate.variant).work(described, block.columns, device).columns(1)
-    return {name: float(values[0]) for name, values in work.items()}
 
 
 # Rules
@@ -84,10 +73,9 @@ def work_of(candidate, described, device=A100):
     ],
 )
 def test_refusals_say_what_was_seen(candidate, described, device, rule, seen):
-    block = CandidateTable.of([candidate]).blocks[0]
-    (refusal,) = variant("softmax", candidate.variant).refusals(described, device, block)
-    assert refusal.rule == rule
-    assert seen in str(refusal)
+    found, message = refused_by(candidate, described, device)
+    assert found == rule
+    assert seen in message
 
 
 @pytest.mark.parametrize(
@@ -155,29 +143,57 @@ def test_the_quick_subset_is_small():
 
 
 def test_work_of_one_row_a_program():
-    work = work_of(row(4), softmax(rows=10, columns=1000))
+    work = work_of(row(4), softmax(rows=10, columns=1000), A100)
     assert work["flops"] == 5 * 10 * 1024
     assert work["traffic_bytes"] == 2 * 2 * 10 * 1000
     assert (work["programs"], work["warps"], work["calls"], work["inner_steps"]) == (10, 4, 1, 1)
     assert work["accumulators"] == 1024 / 128
     # One float32 for each of four warps, which meet to add up; one warp needs none.
     assert work["shared_bytes"] == 16
-    assert work_of(row(1), softmax(rows=10, columns=1000))["shared_bytes"] == 0
+    assert work_of(row(1), softmax(rows=10, columns=1000), A100)["shared_bytes"] == 0
 
 
 def test_work_of_several_rows_a_program():
-    work = work_of(rows(8, 2), softmax(rows=10, columns=100, layout="column", dtype="float32"))
+    work = work_of(rows(8, 2), softmax(rows=10, columns=100, layout="column", dtype="float32"), A100)
     # Two programs of 8 x 128.
     assert work["flops"] == 5 * 2 * 8 * 128
     assert work["traffic_bytes"] == 2 * 4 * 10 * 100
     assert work["programs"] == 2
     assert work["accumulators"] == 8 * 128 / 64
-    assert np.isnan(work["shared_bytes"])
+    # A program's eight adjacent rows lie in two threads of four; the two warps take turns at the columns, and exchange.
+    assert work["shared_bytes"] == 4 * 8 * 2
+
+
+@pytest.mark.parametrize(
+    ("candidate", "described", "device", "seen"),
+    [
+        # Sixteen lanes of 8 elements make a row of 128: every warp has rows of its own.
+        (rows(16, 4), softmax(columns=128), H100, 0),
+        # Sizes that are no multiple of 16: one element a lane, so that two warps share a row.
+        (rows(4, 4), softmax(columns=33), H100, 4 * 4 * 2),
+        # Few elements for many threads: two of them a lane.
+        (rows(4, 8), softmax(columns=128), H100, 4 * 4 * 2),
+        # All eight warps share every row, and a lane sends its 16 rows in four turns.
+        (rows(16, 8), softmax(columns=1000), H100, 4 * 16 * 8 / 4),
+        # In two turns; of a float32 matrix, whose lanes have four rows, in one.
+        (rows(32, 4), softmax(columns=128, layout="column"), H100, 4 * 32 * 4 / 2),
+        (rows(32, 4), softmax(columns=128, layout="column", dtype="float32"), H100, 4 * 32 * 4),
+        # Turns of less than 128 bytes: one of 128.
+        (rows(16, 2), softmax(columns=128, layout="column"), H100, 128),
+        # Two groups of warps share rows, and each has 128 bytes.
+        (rows(32, 4), softmax(columns=33), H100, 256),
+        (rows(16, 8), softmax(columns=128, layout="column"), MI300, 4 * 16 * 8),
+        (rows(32, 1), softmax(columns=128, layout="column"), MI300, 0),
+    ],
+)
+def test_shared_memory_of_several_rows_a_program(candidate, described, device, seen):
+    """What Triton 3.9 allots, to the byte; offline compilation holds some of it to that below."""
+    assert work_of(candidate, described, device)["shared_bytes"] == seen
 
 
 def test_work_of_two_passes():
     described = softmax(rows=4, columns=5000)
-    work = work_of(two_pass(1024, 4), described)
+    work = work_of(two_pass(1024, 4), described, A100)
     assert work["flops"] == 10 * 4 * 5 * 1024
     assert work["inner_steps"] == 10
     assert work["accumulators"] == 2 * 1024 / 128
@@ -294,66 +310,44 @@ def test_results_of_large_and_infinite_values(dtype, fill):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_results_on_a_gpu(dtype):
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU")
-    for candidate, options in (
-        (row(), {}),
-        (rows(), {}),
-        (rows(16), {"layout": "column"}),
-        (two_pass(), {}),
-    ):
-        described = softmax(40, 3001, dtype=dtype, **options)
-        (x,) = OP.make_inputs(described, seed=7, device="cuda")
-        launch = variant("softmax", candidate.variant).build(described, candidate.parameters)
-        with memory.poisoned():
-            output = launch(x)
-        assert OP.check(described, OP.reference(described, x), output) is None, candidate
+    sizes = {"rows": 40, "columns": 3001, "dtype": dtype}
+    on_gpu(
+        "softmax",
+        [(row(), sizes), (rows(), sizes), (rows(16), {**sizes, "layout": "column"}), (two_pass(), sizes)],
+    )
 
 
 # Offline compilation
 
 
-@pytest.fixture
-def compiler(tmp_path, monkeypatch):
-    pytest.importorskip("triton")
-    from kernelcast.kernels.compile import compile_facts
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    return compile_facts
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("device", [A100, H100])
-@pytest.mark.parametrize(
-    ("candidate", "values"),
-    [
-        (row(1), {"columns": 1}),
-        (row(4), {"columns": 4096}),
-        (row(16), {"columns": 65536}),
-        (row(8), {"columns": 5001}),
-        (rows(32, 4), {"columns": 64, "layout": "column"}),
-        (rows(8, 4), {"columns": 100}),
-        (two_pass(1024, 4), {"columns": 131072}),
-        (two_pass(16384, 8), {"columns": 128257}),
-    ],
-)
-def test_what_is_legal_compiles_within_the_registers(compiler, device, candidate, values):
-    described = softmax(**values, dtype="bfloat16")
-    require_legal(described, device, candidate)
-    facts = compiler(described, candidate, device.architecture)
-    assert facts.outcome == "ok", facts.detail
-    # A row of 65536 fills the registers of a whole core, so some elements wait in memory.
-    assert facts.spills <= (100 if values["columns"] == 65536 else 0), facts
-    assert facts.shared_bytes <= device.shared_bytes_per_block
-    if candidate.variant != "triton_rows":
-        assert work_of(candidate, described, device)["shared_bytes"] == facts.shared_bytes
+@pytest.mark.parametrize("target", ["sm80", "sm90", "sm100", "gfx942"])
+def test_what_is_legal_compiles_within_the_registers(compiler, target):  # noqa: F811
+    for candidate, values, spills in (
+        (row(1), {"columns": 1}, 0),
+        (row(4), {"columns": 4096}, 0),
+        # A row of 65536 fills the registers of a whole core, so some elements wait in memory.
+        (row(16), {"columns": 65536}, 100),
+        (row(8), {"columns": 5001}, 0),
+        (rows(32, 4), {"columns": 64, "layout": "column"}, 0),
+        (rows(8, 4), {"columns": 100}, 0),
+        (rows(16, 8), {"columns": 1000}, 0),
+        (rows(32, 4), {"columns": 33}, 0),
+        (two_pass(1024, 4), {"columns": 131072}, 0),
+        (two_pass(16384, 8), {"columns": 128257}, 0),
+    ):
+        described = softmax(**values, dtype="bfloat16")
+        require_legal(described, DEVICES[target], candidate)
+        facts = compiler(described, candidate, target)
+        assert facts.outcome == "ok", facts.detail
+        assert facts.spills <= spills, (candidate, facts)
+        # To the byte.
+        assert work_of(candidate, described, DEVICES[target])["shared_bytes"] == facts.shared_bytes, candidate
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm80", "sm90"])
-def test_a_row_is_read_and_written_sixteen_bytes_at_a_time(compiler, target):
+def test_a_row_is_read_and_written_sixteen_bytes_at_a_time(compiler, target):  # noqa: F811
     from kernelcast.kernels.compile import compile_spec_for
 
     spec = variant("softmax", "triton_row").compile_spec(softmax(), row(4).parameters, target)

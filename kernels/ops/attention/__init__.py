@@ -106,8 +106,12 @@ from kernelcast.kernels.ops.attention import (  # noqa: E402
     online_chunked,  # noqa: F401
     per_head,  # noqa: F401
     query_chunked,  # noqa: F401
+    sdpa_cudnn,  # noqa: F401
+    sdpa_efficient,  # noqa: F401
+    sdpa_flash,  # noqa: F401
     split_kv,  # noqa: F401
     triton_flash,  # noqa: F401
+    triton_short,  # noqa: F401
     triton_split_kv,  # noqa: F401
     vendor,  # noqa: F401
 )

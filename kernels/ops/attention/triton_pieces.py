@@ -30,6 +30,7 @@ from kernelcast.kernels.triton_rules import (
     MAX_REGISTERS,
     MIN_TILE,
     NEEDS_GPU,
+    compute_capability,
     input_precision,
     pipeline_buffers,
     reads_operands_from_shared,
@@ -38,6 +39,8 @@ from kernelcast.kernels.triton_rules import (
 
 #: The largest head dimension: a tile of q and the accumulator hold a whole head.
 MAX_HEAD_DIM = 256
+#: The stages that mean another schedule to Triton's compiler for AMD's chips where one product feeds another.
+CHAINED_STAGES = 4
 #: Scores that one matrix instruction of a warp makes (16 x 8).
 SCORES_OF_ONE_INSTRUCTION = 128
 
@@ -57,31 +60,65 @@ def threads(columns: Columns, device: Device) -> np.ndarray:
 def shared_bytes(problem: Problem, columns: Columns, device: Device) -> np.ndarray:
     """Shared memory of one program, in bytes: its queries, the buffered keys and values, and the weights.
 
-    Without a pipeline keys and values take turns in one place. The weights go through shared memory where the warps that
-    make them are not those that need them: on tensor cores Triton gives each warp rows of its own only where the output's
-    tile has at least as many rows as columns.
+    Without a pipeline keys and values take turns in one place.
     """
     depth, element = padded_head_dim(problem), float(problem.element_bytes)
     q = columns["block_m"] * depth * element
     keys = columns["block_n"] * depth * element
     buffers = pipeline_buffers(problem, columns, device).astype(np.float64)
-    # Elements that are loaded one by one are not buffered ahead.
-    one_by_one = problem["head_dim"] * problem.element_bytes % BYTES_OF_ONE_COPY != 0
+    one_by_one = loads_one_by_one(problem)
     alone = (columns["num_stages"] == 1) | one_by_one
-    if uses_tensor_cores(problem, device):
-        by_row = columns["block_m"] >= depth
-        from_shared = reads_operands_from_shared(problem, columns, device)
-        exchanged = ~by_row & ~from_shared & (columns["num_warps"] > 1)
-    else:
-        exchanged = np.ones(len(columns["block_m"]), dtype=bool)
-    weights = columns["block_m"] * columns["block_n"] * element
-    loaded = np.where(alone, keys, 2.0 * buffers * keys)
+    weights = np.where(
+        weights_exchanged(problem, columns, device), columns["block_m"] * columns["block_n"] * element, 0.0
+    )
     if device.architecture.startswith("gfx"):
-        # Queries only pass through, and unpipelined everything takes turns. A matrix instruction makes 32 rows.
-        spread = columns["block_m"] < 32 * columns["num_warps"]
-        padding = GFX950_PADDING if device.architecture.startswith("gfx95") else 1.0
-        return padding * np.maximum(q, loaded + np.where(spread & ~alone, weights, 0.0))
-    return q + loaded + np.where(exchanged, weights, 0.0)
+        gfx950 = device.architecture.startswith("gfx95")
+        padding = GFX950_PADDING if gfx950 else 1.0
+        # Four stages select the compiler's schedule for two products in a chain, which holds fewer tiles.
+        chained = columns["num_stages"] == CHAINED_STAGES
+        buffers = np.where(chained, 2.0 if gfx950 else 1.0, buffers)
+        # Queries only pass through, and unpipelined everything takes turns.
+        passing = np.where(queries_pass_through_shared(problem, columns), q, 0.0)
+        loaded = np.where(alone, np.maximum(keys, weights), 2.0 * buffers * keys + weights)
+        return padding * np.maximum(passing, loaded)
+    loaded = np.where(alone, keys, 2.0 * buffers * keys)
+    if one_by_one and 100 <= compute_capability(device.architecture) < 120:
+        # tcgen05 holds three tiles of what is not buffered ahead.
+        from_shared = reads_operands_from_shared(problem, columns, device)
+        loaded = np.where(from_shared & (columns["num_stages"] > 1), 3.0 * keys, loaded)
+    return q + loaded + weights
+
+
+def loads_one_by_one(problem: Problem) -> bool:
+    """Whether elements are loaded one at a time: those are not buffered ahead."""
+    return bool(problem["head_dim"] * problem.element_bytes % BYTES_OF_ONE_COPY != 0)
+
+
+def weights_exchanged(problem: Problem, columns: Columns, device: Device) -> np.ndarray:
+    """Where the weights go through shared memory, as the threads that make them are not those that need them.
+
+    On tensor cores Triton gives each warp rows of its own only where the output's tile has at least as many rows as columns.
+    On AMD's chips each warp has 32 rows of its own, and of small tiles the right ones in further cases (a fit).
+    """
+    rows, warps = columns["block_m"], columns["num_warps"]
+    if device.architecture.startswith("gfx"):
+        spread = rows < 32 * warps
+        if device.architecture != "gfx942":
+            return spread
+        wide = columns["block_n"] >= 32
+        if problem.element_bytes == 4 and input_precision(problem, device.architecture) == "ieee":
+            return spread & ~(wide & (rows == 32))
+        return np.where(wide, (rows >= 64) & spread, (rows >= 32) & (warps > 1))
+    if not uses_tensor_cores(problem, device):
+        return np.ones(len(columns["block_m"]), dtype=bool)
+    by_row = rows >= padded_head_dim(problem)
+    return ~by_row & ~reads_operands_from_shared(problem, columns, device) & (warps > 1)
+
+
+def queries_pass_through_shared(problem: Problem, columns: Columns) -> np.ndarray:
+    """On AMD's chips: where a tile of queries is loaded other than the product needs it."""
+    as_needed = padded_head_dim(problem) <= 32 and problem.element_bytes == 2
+    return ~(as_needed & (columns["block_n"] <= 16))
 
 
 def accumulators_per_thread(problem: Problem, columns: Columns, device: Device) -> np.ndarray:
@@ -121,6 +158,24 @@ def _threads_busy(problem: Problem, columns: Columns, device: Device) -> np.ndar
     return copies & (scores >= SCORES_OF_ONE_INSTRUCTION * columns["num_warps"])
 
 
+def shared_memory_rule(estimate: Callable[[Problem, Columns, Device], np.ndarray]) -> Rule:
+    """What the estimate says must fit the shared memory of one block."""
+    return Rule(
+        "shared-memory",
+        "queries and buffered keys and values must fit the shared memory of one block; beyond it the compiled kernel does "
+        "not load",
+        check=lambda problem, columns, device: (
+            not device.shared_bytes_per_block
+            or estimate(problem, columns, device)
+            <= device.shared_bytes_per_block - _unestimated_bytes(device)
+        ),
+        explain=lambda problem, columns, device: (
+            f"{estimate(problem, columns, device)[0]:.0f} > "
+            f"{device.shared_bytes_per_block - _unestimated_bytes(device)} bytes"
+        ),
+    )
+
+
 HEAD_FITS = Rule(
     "head-fits",
     f"a program holds whole heads of queries and of its output: at most {MAX_HEAD_DIM} elements",
@@ -145,20 +200,6 @@ KEYS_FIT = Rule(
     ),
     explain=lambda problem, columns, device: (
         f"block_n={columns['block_n'][0]}, keys that are seen: {reach(problem)}"
-    ),
-)
-SHARED_MEMORY = Rule(
-    "shared-memory",
-    "queries and buffered keys and values must fit the shared memory of one block; beyond it the compiled kernel does not "
-    "load",
-    check=lambda problem, columns, device: (
-        not device.shared_bytes_per_block
-        or shared_bytes(problem, columns, device)
-        <= device.shared_bytes_per_block - _unestimated_bytes(device)
-    ),
-    explain=lambda problem, columns, device: (
-        f"{shared_bytes(problem, columns, device)[0]:.0f} > "
-        f"{device.shared_bytes_per_block - _unestimated_bytes(device)} bytes"
     ),
 )
 ACCUMULATORS = Rule(
@@ -204,7 +245,7 @@ COMMON_RULES = (
     ACCUMULATORS,
     REGISTERS,
     THREADS_BUSY,
-    SHARED_MEMORY,
+    shared_memory_rule(shared_bytes),
 )
 
 

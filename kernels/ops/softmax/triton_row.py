@@ -15,7 +15,6 @@ from kernelcast.kernels.ops.softmax import triton_pieces as pieces
 from kernelcast.kernels.ops.softmax.schema import ELEMENT_FLOPS
 from kernelcast.kernels.problem import Problem
 from kernelcast.kernels.registry import operation, register_variant
-from kernelcast.kernels.rule import Rule
 from kernelcast.kernels.work import Work
 
 if TYPE_CHECKING:
@@ -44,12 +43,7 @@ class TritonRow(Variant):
     rules = (
         *pieces.COMMON_RULES,
         pieces.ROWS_ADJACENT,
-        Rule(
-            "row-fits-a-program",
-            f"a program holds its row padded to a power of two, at most {pieces.MAX_BLOCK} elements",
-            check=lambda problem, columns, device: problem["columns"] <= pieces.MAX_BLOCK,
-            explain=lambda problem, columns, device: f"columns={problem['columns']}",
-        ),
+        pieces.ROW_FITS,
         pieces.registers_rule(_elements, held=1),
         pieces.threads_busy_rule(_elements),
         pieces.programs_rule(_programs),
@@ -58,6 +52,7 @@ class TritonRow(Variant):
         "kernelcast.kernels.ops.softmax.triton_pieces",
         "kernelcast.kernels.ops.softmax.triton_row_jit",
         "kernelcast.kernels.triton_launch",
+        "kernelcast.kernels.triton_row_rules",
     )
 
     def work(self, problem: Problem, columns: Columns, device: Device) -> Work:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kernelcast.kernels import triton_row_rules as row_rules
 from kernelcast.kernels.candidate import Columns
 from kernelcast.kernels.compile import KernelSpec
 from kernelcast.kernels.device import Device
@@ -29,6 +30,25 @@ def _elements(problem: Problem, columns: Columns) -> np.ndarray:
 
 def _programs(problem: Problem, columns: Columns) -> np.ndarray:
     return -(-problem["rows"] // columns["rows_per_program"])
+
+
+def shared_bytes(problem: Problem, columns: Columns, device: Device) -> np.ndarray:
+    """Shared memory of one program, in bytes: one float32 for each row and each of the warps that share it.
+
+    In a transposed matrix the threads of a warp are laid along the rows first, which are 32 at most, so that all warps share
+    every row. A thread whose loads are as wide as two stores or more sends its rows in turns, of at least 128 bytes.
+    """
+    if problem["layout"] == "row":
+        return row_rules.rows_reduction_bytes(problem, columns, device)
+    rows, warps = columns["rows_per_program"], columns["num_warps"]
+    aligned = problem["rows"] % row_rules.ALIGNED_ELEMENTS == 0
+    wide = row_rules.LOAD_BYTES // problem.element_bytes if aligned else 1
+    each = np.clip(
+        _elements(problem, columns) // row_rules.threads(columns, device), 1, np.minimum(wide, rows)
+    )
+    exchanged = np.where(warps > 1, 4.0 * rows * warps, 0.0)
+    turns = np.maximum(4 * each // row_rules.LOAD_BYTES, 1)
+    return np.maximum(exchanged / turns, np.minimum(exchanged, 128.0))
 
 
 @register_variant("softmax")
@@ -59,14 +79,7 @@ class TritonRows(Variant):
                 f"{columns['rows_per_program'][0]} rows of {problem.element_bytes}-byte elements"
             ),
         ),
-        Rule(
-            "rows-enough",
-            "a program of more rows than there are computes padding",
-            check=lambda problem, columns, device: columns["rows_per_program"] <= problem["rows"],
-            explain=lambda problem, columns, device: (
-                f"rows_per_program={columns['rows_per_program'][0]}, rows={problem['rows']}"
-            ),
-        ),
+        pieces.ROWS_ENOUGH,
         pieces.registers_rule(_elements, held=1),
         pieces.threads_busy_rule(_elements),
         pieces.programs_rule(_programs),
@@ -75,6 +88,7 @@ class TritonRows(Variant):
         "kernelcast.kernels.ops.softmax.triton_pieces",
         "kernelcast.kernels.ops.softmax.triton_rows_jit",
         "kernelcast.kernels.triton_launch",
+        "kernelcast.kernels.triton_row_rules",
     )
 
     def work(self, problem: Problem, columns: Columns, device: Device) -> Work:
@@ -85,6 +99,7 @@ class TritonRows(Variant):
             traffic_bytes=operation("softmax").traffic_bytes(problem),
             programs=programs,
             warps=columns["num_warps"],
+            shared_bytes=shared_bytes(problem, columns, device),
             accumulators=elements / pieces.threads(columns, device),
             inner_steps=1.0,
         )

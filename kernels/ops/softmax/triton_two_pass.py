@@ -15,8 +15,6 @@ from kernelcast.kernels.ops.softmax import schema
 from kernelcast.kernels.ops.softmax import triton_pieces as pieces
 from kernelcast.kernels.problem import Problem
 from kernelcast.kernels.registry import register_variant
-from kernelcast.kernels.rule import Rule
-from kernelcast.kernels.triton_rules import MAX_INT32
 from kernelcast.kernels.work import Work
 
 if TYPE_CHECKING:
@@ -58,20 +56,8 @@ class TritonTwoPass(Variant):
     rules = (
         *pieces.COMMON_RULES,
         pieces.ROWS_ADJACENT,
-        Rule(
-            "block-is-a-part",
-            "a block of all columns is the triton_row variant, which reads its row once",
-            check=lambda problem, columns, device: columns["block"] < problem["columns"],
-            explain=lambda problem, columns, device: (
-                f"block={columns['block'][0]}, columns={problem['columns']}"
-            ),
-        ),
-        Rule(
-            "offsets",
-            "elements of a row are counted in 32 bits, the last block's padding included",
-            check=lambda problem, columns, device: problem["columns"] + columns["block"] <= MAX_INT32,
-            explain=lambda problem, columns, device: f"columns={problem['columns']}",
-        ),
+        pieces.BLOCK_IS_A_PART,
+        pieces.OFFSETS,
         # Each lane keeps a maximum and a sum.
         pieces.registers_rule(_elements, held=2),
         pieces.threads_busy_rule(_elements),
@@ -81,6 +67,7 @@ class TritonTwoPass(Variant):
         "kernelcast.kernels.ops.softmax.triton_pieces",
         "kernelcast.kernels.ops.softmax.triton_two_pass_jit",
         "kernelcast.kernels.triton_launch",
+        "kernelcast.kernels.triton_row_rules",
     )
 
     def work(self, problem: Problem, columns: Columns, device: Device) -> Work:
