@@ -17,7 +17,8 @@ from kernelcast.costmodel.prediction import Prediction
 from kernelcast.errors import ArtifactError, InvalidRecordError, ModelError
 from kernelcast.featurizer import FeatureSchema, Featurizer
 from kernelcast.featurizer.compiled import CompiledFacts
-from kernelcast.kernels import CandidateTable, Device, Problem, operation_names
+from kernelcast.kernels import Block, CandidateTable, Device, Problem, operation, operation_names, variants
+from kernelcast.kernels.registry import space_of
 
 if TYPE_CHECKING:
     from kernelcast.costmodel.estimator import CostModel
@@ -91,6 +92,7 @@ class RankingModel:
 
     def __post_init__(self) -> None:
         self._featurizer = Featurizer(self.schema, self.compiled)
+        self._spaces: tuple[list[str], dict[str, Block]] | None = None
         if not (math.isfinite(self.level_mean) and math.isfinite(self.error_mean)):
             raise ArtifactError(
                 f"The model's level is {self.level_mean} and its error {self.error_mean}; both must be finite."
@@ -172,6 +174,23 @@ class RankingModel:
         shift = self.level_mean + float(np.mean((level - relative)[known])) if len(table) else 0.0
         error = np.exp(self.error_mean + self.forests["error"].predict(features))
         return Prediction(relative + shift, np.maximum(error, _LEAST_ERROR), covered)
+
+    def spaces(self) -> dict[str, Block]:
+        """Variant -> the configs of its whole space that the model covers; nothing is known of the others.
+
+        The default is always there: it is measured whatever is known of it. Found once for each version of the catalogue: a space may have tens of thousands of configs, most of which were
+        never measured.
+        """
+        known, default = variants(self.operation), operation(self.operation).default_variant
+        if self._spaces is None or self._spaces[0] != list(known):
+            found = {}
+            for name, each in known.items():
+                block = space_of(each, "full")
+                block = block.take(self._featurizer.covers(CandidateTable([block])))
+                if block.length or name == default:
+                    found[name] = block if block.length else space_of(each, "full")
+            self._spaces = list(known), found
+        return self._spaces[1]
 
     def save(self, folder: Path) -> None:
         """Write the artifact: the heads in xgboost's JSON and as arrays, and a manifest with their digests.

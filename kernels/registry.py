@@ -8,7 +8,7 @@ import pkgutil
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -136,6 +136,7 @@ def candidates(
     *,
     subset: str = "full",
     backends: Collection[str] | None = None,
+    spaces: Mapping[str, Block] | None = None,
 ) -> CandidateTable:
     """Every legal candidate of a problem on a device, the default's variant first.
 
@@ -144,6 +145,7 @@ def candidates(
         device: where.
         subset: ``"full"`` or ``"default"`` (each variant's quick subset).
         backends: keep variants of these backends only.
+        spaces: variant -> the configs to choose among, instead of its subset; variants that are not named are left out.
 
     Raises:
         UnknownNameError: no such operation or subset.
@@ -153,9 +155,20 @@ def candidates(
     for found in variants(problem.operation).values():
         if backends is not None and found.backend not in backends:
             continue
-        block = found.space(subset)
+        if (spaces is not None and found.name not in spaces) or not found.serves(problem, device):
+            continue
+        block = space_of(found, subset) if spaces is None else spaces[found.name]
         blocks.append(block.take(found.legal(problem, device, block)))
     return CandidateTable(blocks)
+
+
+@lru_cache(maxsize=256)
+def space_of(found: Variant, subset: str) -> Block:
+    """A variant's space, listed once: the largest have tens of thousands of configs. Its columns cannot be written to."""
+    block = found.space(subset)
+    for column in block.columns.values():
+        column.setflags(write=False)
+    return block
 
 
 def refusals(problem: Problem, device: Device, *, subset: str = "full") -> list[Refusal]:
@@ -252,7 +265,7 @@ def _load_imports() -> None:
             # Before the import, which registers kernels and so comes here again.
             _imported.add(name)
             try:
-                _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+                import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
             except Exception as error:
                 _imported.discard(name)
                 raise SettingsError(
@@ -260,17 +273,18 @@ def _load_imports() -> None:
                 ) from error
 
 
-def _import_file(path: Path) -> None:
-    """Import a file as the module that its name says, so that its text is its kernels' version."""
-    found = importlib.util.spec_from_file_location(path.stem, path.expanduser().resolve())
+def import_file(path: Path, name: str = "") -> None:
+    """Import a file as the module that its name says (or ``name``), so that its text is its kernels' version."""
+    name = name or path.stem
+    found = importlib.util.spec_from_file_location(name, path.expanduser().resolve())
     if found is None or found.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(found)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     try:
         found.loader.exec_module(module)
     except BaseException:
-        del sys.modules[path.stem]
+        del sys.modules[name]
         raise
 
 

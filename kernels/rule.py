@@ -24,12 +24,15 @@ class Rule:
         reason: one sentence: why the hardware (or the algorithm) demands it.
         check: (problem, columns, device) -> True where met: a bool array over the rows, or one bool for all.
         explain: (problem, columns of one row, device) -> what was seen against what is allowed.
+        of_problem: whether it looks at the problem and the device alone. Such a rule is asked before a space is listed,
+            with no columns.
     """
 
     name: str
     reason: str
     check: Check
     explain: Explain | None = None
+    of_problem: bool = False
 
     def met(self, problem: Problem, columns: Columns, device: Device, length: int) -> np.ndarray:
         """Whether each of ``length`` rows meets the rule."""

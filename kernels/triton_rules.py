@@ -308,6 +308,7 @@ NEEDS_GPU = Rule(
     "Triton compiles for GPUs",
     check=lambda problem, columns, device: device.kind == "gpu",
     explain=lambda problem, columns, device: f"{device.name} is a {device.kind}",
+    of_problem=True,
 )
 DTYPE_SUPPORTED = Rule(
     "dtype-supported",
@@ -318,6 +319,7 @@ DTYPE_SUPPORTED = Rule(
         or compute_capability(device.architecture) >= 80
     ),
     explain=lambda problem, columns, device: f"{problem.dtype} on {device.architecture}",
+    of_problem=True,
 )
 BLOCK_THREADS = Rule(
     "block-threads",
@@ -422,6 +424,7 @@ DIMENSIONS = Rule(
         max(problem[name] for name in ("m", "n", "k")) <= MAX_INT32 - LARGEST_BLOCK
     ),
     explain=lambda problem, columns, device: f"m={problem['m']}, n={problem['n']}, k={problem['k']}",
+    of_problem=True,
 )
 
 #: The rules of every tiled matrix product; variants add :func:`shared_memory_rule` and their own.

@@ -164,12 +164,16 @@ class Selector:
         """:meth:`select` for each problem, in order."""
         return [self.select(problem, mode=mode) for problem in problems]
 
-    def rank(self, problem: Problem) -> Ranking:
-        """Every legal candidate with its prediction, from the device's model or else the roofline."""
-        table = candidates(problem, self.device)
+    def rank(self, problem: Problem, *, whole: bool = False) -> Ranking:
+        """Legal candidates with their predictions, from the device's model or else the roofline.
+
+        The model ranks the candidates whose like it was fitted on. The roofline, which cannot tell thousands of tile sizes
+        apart, ranks the quick subset of each variant. With ``whole`` every legal candidate is there.
+        """
         model, reason = self._model(problem.operation)
         if model is not None:
             try:
+                table = candidates(problem, self.device, spaces=None if whole else model.spaces())
                 prediction = model.predict(problem, table, self.device)
                 if prediction.covered.any():
                     return Ranking(
@@ -178,6 +182,7 @@ class Selector:
                 reason = "the model covers none of the legal candidates"
             except ModelError as error:
                 reason = str(error)
+        table = candidates(problem, self.device, subset="full" if whole else "default")
         return Ranking(table, AnalyticModel().predict(problem, table, self.device), "analytic", "", reason)
 
     def predict(self, problem: Problem, *, why: str = "") -> Selection:
@@ -233,7 +238,7 @@ class Selector:
 
     def _tune(self, problem: Problem) -> Selection:
         """Measure the whole space in predicted order, in batches, until the budget ends; the winner so far races on."""
-        ranking = self.rank(problem)
+        ranking = self.rank(problem, whole=True)
         rows = self.shortlist(ranking, problem, len(ranking.table))
         if not rows:
             return self._default(problem, "No candidate is legal here; the default is left.")

@@ -307,3 +307,29 @@ def test_loading_and_predicting_need_numpy_alone(model, folder):
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [wanted.log_latency.tolist(), wanted.error_log.tolist()]
+
+
+def test_the_spaces_of_a_model_are_what_it_covers_and_the_default():
+    described = kernels.problem("gemm", m=4096, n=4096, k=4096, dtype="float16")
+    config = {"block_n": 64, "block_k": 32, "group_m": 8, "num_warps": 4, "num_stages": 3}
+    table = CandidateTable.of(
+        Candidate.of("triton_tiled", {**config, "block_m": block, "num_warps": warps})
+        for block, warps in ((32, 4), (64, 4), (64, 8))
+    )
+    data = [
+        ProblemData(
+            dataclasses.replace(described, dims=(("m", m), ("n", 4096), ("k", 4096))),
+            GPU,
+            table,
+            np.log([1.0, 2.0, 3.0]) + 0.01 * m,
+            np.full(3, 0.01),
+        )
+        for m in range(64, 80)
+    ]
+    spaces = RankingModel.fit(data, CostModel(**QUICK, error_folds=0)).spaces()
+    assert set(spaces) == {"triton_tiled", "vendor"}
+    # Every mixture of the values that occurred, and no other.
+    assert {(c.parameters["block_m"], c.parameters["num_warps"]) for c in CandidateTable([spaces["triton_tiled"]])} == {
+        (32, 4), (32, 8), (64, 4), (64, 8),
+    }  # fmt: skip
+    assert spaces["triton_tiled"].length == 4

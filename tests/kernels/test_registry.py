@@ -434,3 +434,47 @@ def test_a_package_with_a_broken_operation_takes_nothing_else_away(tmp_path):
     )
     assert printed[0] == "late True"
     assert "operations of broken cannot be loaded (ModuleNotFoundError" in printed[1]
+
+
+def test_a_variant_that_does_not_serve_a_problem_lists_no_space(monkeypatch):
+    tiled = kernels.variant("gemm", "triton_tiled")
+    described = kernels.problem("gemm", m=64, n=64, k=64, threads=1)
+    cpu, gpu = DEVICES[0], device("a100")
+    assert (tiled.serves(described, cpu), tiled.serves(described, gpu)) == (False, True)
+    assert not tiled.serves(kernels.problem("gemm", m=64, n=64, k=64, dtype="bfloat16"), device("t4"))
+    listed = []
+    monkeypatch.setattr(
+        registry, "space_of", lambda found, subset: listed.append(found.name) or found.space(subset)
+    )
+    kernels.candidates(described, cpu)
+    assert {"vendor", "split_k"} <= set(listed)
+    assert not [name for name in listed if name.startswith("triton")]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_rules_of_the_problem_alone_look_at_no_column(name):
+    described = kernels.operation(name).schema.problem(
+        **{dim.name: 64 for dim in kernels.operation(name).schema.dims}
+    )
+    for found in kernels.variants(name).values():
+        for rule in found.rules:
+            if rule.of_problem:
+                for each in DEVICES:
+                    met = rule.met(described, {}, each, 3)
+                    assert (
+                        met.tolist() == rule.met(described, found.space("default").columns, each, 3).tolist()
+                    )
+
+
+def test_candidates_of_given_spaces_alone():
+    tiled = kernels.variant("gemm", "triton_tiled")
+    some = tiled.space("default").take(np.arange(3))
+    described = kernels.problem("gemm", m=4096, n=4096, k=4096, dtype="float16")
+    found = registry.candidates(described, device("a100"), spaces={"triton_tiled": some})
+    assert list(found) == list(CandidateTable([some]))
+
+
+def test_a_listed_space_cannot_be_written_to():
+    block = registry.space_of(kernels.variant("gemm", "triton_tiled"), "default")
+    with pytest.raises(ValueError, match="read-only"):
+        block.columns["block_m"][0] = 1

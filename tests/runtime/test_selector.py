@@ -22,7 +22,7 @@ from kernelcast.costmodel import Prediction, ProblemData, RankingModel
 from kernelcast.datasets.store import Store
 from kernelcast.datasets.timing import TimingPlan
 from kernelcast.errors import SettingsError
-from kernelcast.kernels import Problem, candidates
+from kernelcast.kernels import Problem, candidates, variants
 from kernelcast.kernels.detect import detect
 from kernelcast.kernels.devices import device as known_device
 from kernelcast.runtime import CacheWarning, ModelWarning, Selection, Selector
@@ -449,6 +449,9 @@ class OneUnknown:
         known = np.array([c.variant != "vendor" for c in table])
         log_latency = np.array([0.0 if c.variant == "quick" else 1.0 for c in table])
         return Prediction(log_latency, np.full(len(table), 0.1), known)
+
+    def spaces(self):
+        return {name: found.space() for name, found in variants("test_runtime").items()}
 
 
 def test_a_default_that_the_model_never_saw_is_measured_but_has_no_predicted_latency(make, lab, tmp_path):
