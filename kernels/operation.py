@@ -168,6 +168,9 @@ class Variant(ABC):
     rules: ClassVar[tuple[Rule, ...]] = ()
     #: Further modules whose text is part of this variant (the ``@jit`` bodies), for :meth:`source_hash`.
     source_modules: ClassVar[tuple[str, ...]] = ()
+    #: Whether it may be measured in the process that collects. Where None its backend says so: what ``"user"`` and
+    #: ``"triton"`` kernels do wrong may end the process, or spoil the device for it.
+    trusted: ClassVar[bool | None] = None
 
     @abstractmethod
     def work(self, problem: Problem, columns: Columns, device: Device) -> Work:
@@ -191,6 +194,10 @@ class Variant(ABC):
             column = np.repeat(column_of(parameter.name, values), block)
             columns[parameter.name] = np.tile(column, length // len(column))
         return Block(self.name, columns, length)
+
+    def serves(self, problem: Problem, device: Device) -> bool:
+        """Whether every rule of the problem and the device alone is met; if not, no config of the space is legal."""
+        return all(rule.met(problem, {}, device, 1)[0] for rule in self.rules if rule.of_problem)
 
     def legal(self, problem: Problem, device: Device, block: Block) -> np.ndarray:
         """A bool array over the block's rows: True where every rule is met."""
