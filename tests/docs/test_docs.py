@@ -369,3 +369,12 @@ def test_the_how_to_of_operations_has_a_function_a_triton_kernel_and_a_variant_t
         "gemm_in_parts.py",
     ]
     assert [shown is not None for _, _, shown in blocks] == [False, True, False, True, True]
+
+
+def test_the_catalogue_names_every_variant_of_every_operation() -> None:
+    from kernelcast.kernels import operation_names, variants
+
+    sections = re.split(r"^## ", (DOCS / "catalogue.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for name in operation_names():
+        (section,) = [each for each in sections if name in each.splitlines()[0].split()]
+        assert {*variants(name)} - set(re.findall(r"`(\w+)`", section)) == set(), name
