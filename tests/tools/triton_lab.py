@@ -1,18 +1,21 @@
 """What tests of Triton variants share: GPUs to reason about, runs under Triton's interpreter, and offline compilation.
 
-The interpreter is chosen when triton is imported, so :func:`interpret` runs in a process of its own; one call takes many
-cases, as that process takes seconds to start.
+The interpreter is chosen when triton is imported, so :func:`interpret` runs in a process of its own, which serves all tests of
+one pytest process, as it takes seconds to start.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -44,18 +47,21 @@ T4 = Device("t4", "gpu", "nvidia", "sm75", 40, shared_bytes_per_block=65_536, ll
 UNKNOWN = Device("new", "gpu", "nvidia", "sm80", 1)
 CPU = Device("cpu", "cpu", "intel", "x86_64-avx512", 2, warp_size=1)
 
-_CHECK = """
-import json, sys
-import torch
+#: Serves requests from standard input, a line each, until it is closed. What kernels print must not reach the answers.
+_SERVER = """
+import json, os, sys
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
 from kernelcast.kernels import Candidate
 from triton_lab import fault
 
-failures = []
-for operation, candidate, values in json.load(sys.stdin):
-    wrong = fault(operation, Candidate.from_key(candidate), values, "cpu")
-    if wrong:
-        failures.append([operation, candidate, values, wrong])
-json.dump(failures, sys.stdout)
+for line in sys.stdin:
+    failures = []
+    for operation, candidate, values in json.loads(line):
+        wrong = fault(operation, Candidate.from_key(candidate), values, "cpu")
+        if wrong:
+            failures.append([operation, candidate, values, wrong])
+    print(json.dumps(failures), file=answers, flush=True)
 """
 
 Case = tuple[Candidate, Mapping[str, Any]]
@@ -83,28 +89,79 @@ def fault(operation_name: str, candidate: Candidate, values: Mapping[str, Any], 
     return wrong
 
 
+class _Interpreter:
+    """A process with ``TRITON_INTERPRET=1``, which imports torch and triton once for many tests."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._errors: IO[str] | None = None
+
+    def ask(self, request: object, timeout_s: float) -> object:
+        """The answer to one request; a fault of the process is an error, and the next request gets a new one."""
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line: list[str] = []
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            reader = threading.Thread(target=lambda: line.append(process.stdout.readline()), daemon=True)
+            reader.start()
+            reader.join(timeout_s)
+            if line and line[0]:
+                return json.loads(line[0])
+            raise AssertionError(f"no answer within {timeout_s:g} s" if not line else self._said())
+        except BrokenPipeError:
+            raise AssertionError(self._said()) from None
+        finally:
+            if not line or not line[0]:
+                self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _start(self) -> None:
+        here = str(Path(__file__).resolve().parent)
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", _SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={
+                **os.environ,
+                "TRITON_INTERPRET": "1",
+                "PYTHONSAFEPATH": "1",
+                "PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")])),
+            },
+        )
+
+    def _said(self) -> str:
+        assert self._process is not None
+        assert self._errors is not None
+        status = self._process.wait(10)
+        self._errors.seek(0)
+        return f"the interpreter ended with status {status}: {self._errors.read()[-3000:]}"
+
+
+_interpreter = _Interpreter()
+atexit.register(_interpreter.close)
+
+
 def interpret(operation_name: str, cases: Iterable[Case]) -> None:
     """Assert that every (candidate, values of its problem) is right under the interpreter, on the CPU."""
     pytest.importorskip("triton")
     pytest.importorskip("torch")
-    here = str(Path(__file__).resolve().parent)
     request = [[operation_name, candidate.key, dict(values)] for candidate, values in cases]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _CHECK],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        env={
-            **os.environ,
-            "TRITON_INTERPRET": "1",
-            "PYTHONSAFEPATH": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")])),
-        },
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout) == []
+    assert _interpreter.ask(request, timeout_s=280) == []
 
 
 def on_gpu(operation_name: str, cases: Iterable[Case]) -> None:
