@@ -269,7 +269,7 @@ def _load_imports() -> None:
             except Exception as error:
                 _imported.discard(name)
                 raise SettingsError(
-                    f"KERNELCAST_IMPORT names {name!r}, which cannot be imported ({type(error).__name__}: {error})."
+                    f"{name!r}, which --import or KERNELCAST_IMPORT names, cannot be imported ({type(error).__name__}: {error})."
                 ) from error
 
 

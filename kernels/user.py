@@ -79,7 +79,7 @@ def kernel(
             called: strides, a scale.
         grid: (problem, config) -> the launch grid of a Triton kernel, each size of one up to three.
         where: reason -> condition (problem, config): configs that do not meet it are refused with the reason. It is
-            called with whole columns (arrays) where that works, else config by config.
+            called with whole columns (arrays); where that fails or gives no array, config by config.
         dims: further dimensions, or those of ``tensors`` with a text and a minimum; all are found in ``tensors`` otherwise.
         options: further facts of a problem: name -> allowed values, the first being the default.
         dtypes: of the tensors without a dtype of their own.
@@ -97,7 +97,17 @@ def kernel(
     """
 
     def register(function: FunctionT) -> FunctionT:
-        bare, found_space = unwrap(function, space)
+        bare, found_space, told = unwrap(function, space)
+        for word, value in (
+            ("reference", reference),
+            ("default", default),
+            ("flops", flops),
+            ("traffic_bytes", traffic_bytes),
+        ):
+            if value is not None and not callable(value):
+                raise InvalidRecordError(f"{operation}: {word} is {value!r}; it must be a function.")
+        if where is not None and not isinstance(where, Mapping):
+            raise InvalidRecordError(f"{operation}: where is {where!r}; it must map reasons to conditions.")
         name = variant or _name_of(bare)
         try:
             known: Operation | None = registered_operation(operation)
@@ -118,8 +128,8 @@ def kernel(
             tensors=specs,
             output=output,
             scratch=tuple(scratch),
-            zeroed=tuple(zeroed),
-            mutates=tuple(mutates),
+            zeroed=(*zeroed, *told.get("zeroed", ())),
+            mutates=(*mutates, *told.get("mutates", ())),
             scalars=dict(scalars or {}),
             grid=grid,
             where=dict(where or {}),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 COMPILER_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 Condition = Callable[[Problem, Mapping[str, Any]], Any]
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,19 @@ class Definition:
         """The output's tensor, where it is known."""
         return self.tensors[self.output] if isinstance(self.output, str) else self.output
 
+    def grid_of(self, problem: Problem, config: Mapping[str, Any]) -> Sequence[Any]:
+        """The sizes of the launch grid, or columns of them.
+
+        Raises:
+            TypeError: the user's function gives no tuple.
+        """
+        sizes = self.grid(problem, config) if self.grid else None
+        if not isinstance(sizes, tuple | list) or not 1 <= len(sizes) <= 3:
+            raise TypeError(
+                f"it gives {sizes!r}, and must give a tuple of one to three sizes, such as (programs,)"
+            )
+        return sizes
+
     @cached_property
     def arguments(self) -> tuple[str, ...]:
         """Names of the function's parameters, in order."""
@@ -83,6 +99,13 @@ class Definition:
     def check(self) -> None:
         """Raises InvalidRecordError where parts of the description contradict each other."""
         self._check_space()
+        if not _IDENTIFIER.fullmatch(self.operation) or not _IDENTIFIER.fullmatch(self.name):
+            self._refuse("names are of letters, digits and underscores")
+        for reason, condition in self.where.items():
+            if not callable(condition):
+                self._refuse(
+                    f"the condition {reason!r} is {condition!r}; it must be a function of (problem, config)"
+                )
         for word in ("scratch", "zeroed", "mutates"):
             unknown = [name for name in getattr(self, word) if name not in self.tensors]
             if unknown:
@@ -98,7 +121,7 @@ class Definition:
                     "a Python callable returns its output; give a TensorSpec where it is not like the first input"
                 )
             return
-        if self.grid is None:
+        if not callable(self.grid):
             self._refuse("a Triton kernel needs a grid, such as lambda p, c: (-(-p['n'] // c['BLOCK']),)")
         if not isinstance(self.output, str) or self.output not in self.tensors:
             self._refuse(f"output is {self.output!r}; it must be one of its tensors: {_listed(self.tensors)}")
@@ -116,6 +139,12 @@ class Definition:
         """Raises InvalidRecordError where a parameter of the function would get no value."""
         config = set(self.space[0])
         facts = {*(dim.name for dim in schema.dims), *(option.name for option in schema.options)}
+        sizes = {size for spec in self.tensors.values() for size in spec.shape if isinstance(size, str)}
+        if sizes - facts:
+            self._refuse(
+                f"its tensors have the sizes {_listed(sorted(sizes - facts))}, which {self.operation} does not have; it has "
+                f"{_listed(sorted(facts))}"
+            )
         both = sorted(config & facts)
         if both:
             self._refuse(
@@ -166,28 +195,51 @@ def is_triton(function: Any) -> bool:
     return type(function).__module__.startswith("triton.") and hasattr(function, "fn")
 
 
-def unwrap(function: Any, space: Any) -> tuple[Any, tuple[dict[str, Any], ...]]:
-    """The bare kernel, and its space as configs: the given one, else that of ``triton.autotune`` around it.
+def unwrap(function: Any, space: Any) -> tuple[Any, tuple[dict[str, Any], ...], dict[str, tuple[str, ...]]]:
+    """(the bare kernel, its space as configs, what ``triton.autotune`` says of ``zeroed`` and ``mutates``).
+
+    The space is the given one, else that of ``triton.autotune`` around the kernel.
 
     Raises:
-        InvalidRecordError: ``triton.heuristics`` is around it, or the space is of no known form.
+        InvalidRecordError: a decorator of Triton's says what cannot be taken over, or the space is of no known form.
     """
-    configs = None
+    configs: Any = None
+    told: dict[str, tuple[str, ...]] = {}
     while is_triton(function) and is_triton(function.fn):
-        configs = getattr(function, "configs", configs)
         if type(function).__name__ == "Heuristics":
             raise InvalidRecordError(
                 "kernelcast.kernel cannot see through triton.heuristics; state its values as scalars instead."
+            )
+        configs = getattr(function, "configs", configs)
+        told = {
+            "zeroed": tuple(getattr(function, "reset_to_zero", None) or ()),
+            "mutates": tuple(getattr(function, "restore_value", None) or ()),
+        }
+        if getattr(function, "early_config_prune", None):
+            raise InvalidRecordError(
+                "triton.autotune around the kernel prunes configs early; state what it demands as conditions: where={...}."
             )
         function = function.fn
     if not (is_triton(function) or callable(function)):
         raise InvalidRecordError(f"{function!r} is neither a Triton kernel nor callable.")
     if space is None and configs is not None:
         given = [dict(config.all_kwargs()) for config in configs]
-        common = [name for name in given[0] if all(name in config for config in given)]
-        return function, tuple({name: config[name] for name in common} for config in given)
+        names = {name for config in given for name in config}
+        for config in given:
+            missing = names - set(config)
+            if missing:
+                raise InvalidRecordError(
+                    f"A config of triton.autotune lacks {_listed(sorted(missing))}, which others have: {config}. Give every "
+                    "config the same parameters, or list them as the space."
+                )
+        if any(getattr(config, "pre_hook", None) for config in configs):
+            raise InvalidRecordError(
+                "Configs of triton.autotune have a pre_hook, which kernelcast.kernel cannot take over; name what it zeroes "
+                "in zeroed, and list the configs as the space."
+            )
+        return function, tuple({name: config[name] for name in given[0]} for config in given), told
     if space is None:
-        return function, ({},)
+        return function, ({},), told
     if isinstance(space, Mapping):
         for name, values in space.items():
             if isinstance(values, str) or not isinstance(values, Sequence) or not values:
@@ -196,12 +248,13 @@ def unwrap(function: Any, space: Any) -> tuple[Any, tuple[dict[str, Any], ...]]:
                 )
         count = math.prod(len(values) for values in space.values())
         rows = np.unravel_index(np.arange(count), [len(values) for values in space.values()]) if space else ()
-        return function, tuple(
+        listed = tuple(
             {name: values[rows[at][row]] for at, (name, values) in enumerate(space.items())}
             for row in range(count)
         )
+        return function, listed, told
     if isinstance(space, Sequence) and all(isinstance(config, Mapping) for config in space):
-        return function, tuple(dict(config) for config in space)
+        return function, tuple(dict(config) for config in space), told
     raise InvalidRecordError(f"The space is {space!r}; it must map parameters to values, or list configs.")
 
 
@@ -288,16 +341,14 @@ class TritonVariant(_UserVariant):
 
     def _programs(self, problem: Problem, columns: Columns) -> np.ndarray:
         length = len(next(iter(columns.values()), np.zeros(1)))
-        grid = self.definition.grid
 
         def programs(described: Problem, config: Mapping[str, Any]) -> Any:
-            sizes = grid(described, config) if grid else ()
             product: Any = 1.0
-            for size in sizes:
+            for size in self.definition.grid_of(described, config):
                 product = product * size
             return product
 
-        return vectorised(programs, problem, columns, length).astype(np.float64)
+        return vectorised(self.definition, "the grid", programs, problem, columns, length).astype(np.float64)
 
     def compile_spec(self, problem: Problem, config: Mapping[str, Any], architecture: str = "") -> KernelSpec:
         """The kernel of one config with all that its compilation depends on."""
@@ -313,7 +364,7 @@ class TritonVariant(_UserVariant):
             if name in config:
                 value = config[name]
             elif name in told.scalars:
-                value = size_of(told.scalars[name], problem)
+                value = _called(told, f"the scalar {name}", size_of, told.scalars[name], problem)
             elif name in facts:
                 value = facts[name]
             else:
@@ -337,9 +388,8 @@ class TritonVariant(_UserVariant):
         from kernelcast.kernels.memory import empty
 
         told = self.definition
-        assert told.grid is not None
         output = str(told.output)
-        grid = tuple(int(size) for size in told.grid(problem, dict(config)))
+        grid = tuple(int(size) for size in _called(told, "the grid", told.grid_of, problem, dict(config)))
         launch = self.compile_spec(problem, config).bind(grid)
         inputs = list(told.inputs)
         places = [place for place, name in enumerate(inputs) if name in told.mutates]
@@ -451,16 +501,36 @@ class NamedKernelSpec(KernelSpec):
         return run
 
 
-def vectorised(function: Condition, problem: Problem, columns: Columns, length: int) -> np.ndarray:
-    """A function of (problem, config) over whole columns where it can be called so, else config by config."""
-    try:
+def vectorised(
+    definition: Definition, what: str, function: Condition, problem: Problem, columns: Columns, length: int
+) -> np.ndarray:
+    """A function of (problem, config) over whole columns where it gives an array of them, else config by config.
+
+    Raises:
+        InvalidRecordError: it fails for a config; the message names it.
+    """
+    with contextlib.suppress(Exception):  # written for one config: its own errors come again below
         found = np.asarray(function(problem, columns))
-        if found.shape in ((), (length,)) and found.dtype.kind in "biuf":
-            return np.broadcast_to(found, (length,))
-    except Exception:  # noqa: BLE001 - written for one config; its own errors come again below
-        pass
+        if found.shape == (length,) and found.dtype.kind in "biuf":
+            return found
     rows = ({name: column[row].item() for name, column in columns.items()} for row in range(length))
-    return np.array([function(problem, row) for row in rows])
+    return np.array([_called(definition, what, function, problem, row) for row in rows])
+
+
+def _called(definition: Definition, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function of the user's gives.
+
+    Raises:
+        InvalidRecordError: it fails; the message says which function it is, and how.
+    """
+    try:
+        return function(*arguments)
+    except Exception as error:
+        shown = ", ".join(str(each) for each in arguments)
+        raise InvalidRecordError(
+            f"The kernel {definition.name!r} of {definition.operation!r}: {what} fails for ({shown}): "
+            f"{type(error).__name__}: {error}."
+        ) from error
 
 
 def _rules_of(definition: Definition, *, without_first: bool) -> tuple[Rule, ...]:
@@ -485,10 +555,14 @@ def _rules_of(definition: Definition, *, without_first: bool) -> tuple[Rule, ...
     for number, (reason, condition) in enumerate(definition.where.items()):
 
         def met(
-            problem: Problem, columns: Columns, device: Device, condition: Condition = condition
+            problem: Problem,
+            columns: Columns,
+            device: Device,
+            condition: Condition = condition,
+            what: str = f"the condition {reason!r}",
         ) -> np.ndarray:
             length = len(next(iter(columns.values()), np.zeros(1)))
-            return vectorised(condition, problem, columns, length).astype(bool)
+            return vectorised(definition, what, condition, problem, columns, length).astype(bool)
 
         rules.append(
             Rule(

@@ -30,6 +30,9 @@ def run(name: str, *tensors: torch.Tensor, **values: Any) -> torch.Tensor:
         InvalidProblemError: the tensors do not have the shapes or dtypes that the operation states.
         KernelcastError: a built-in operation, which has a function of its own.
     """
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidProblemError(f"kernelcast.run takes tensors; {type(tensor).__name__} was given.")
     there = switches(tensors[0]) if tensors else None
     key = (
         "run", name, *((t.shape, t.stride(), t.dtype, t.device) for t in tensors), tuple(sorted(values.items())), there,
@@ -49,7 +52,9 @@ def _resolve(
 ) -> Launcher:
     found = operation(name)
     if not isinstance(found, UserOperation):
-        raise KernelcastError(f"{name} is built in; call its own function instead of kernelcast.run.")
+        raise KernelcastError(
+            f"kernelcast.run is for operations of your own; {name} is built in, and has a function such as kernelcast.matmul."
+        )
     described = problem_of(found, tensors, values)
     own = variant(name, found.default_variant).build(described, {})
     if not key[-1]:

@@ -143,9 +143,15 @@ def test_conditions_may_be_written_for_one_config_or_for_columns():
     assert () in seen
 
 
+def test_a_condition_that_is_one_flag_for_all_columns_is_asked_config_by_config():
+    describe(where={"whole numbers": lambda p, c: isinstance(c["chunk"], int) and c["chunk"] > 16})
+    found = candidates(problem("test_user", rows=255, columns=1), CPU)
+    assert [c.parameters.get("chunk") for c in found] == [None, 64, 256]
+
+
 def test_conditions_that_fail_are_errors():
     describe(where={"a typing error": lambda p, c: c["chank"] > 1})
-    with pytest.raises(KeyError, match="chank"):
+    with pytest.raises(InvalidRecordError, match=r"condition 'a typing error' fails for .*KeyError: 'chank'"):
         candidates(problem("test_user", rows=2, columns=1), CPU)
 
 
@@ -207,6 +213,11 @@ def test_a_variant_of_a_built_in_operation():
     assert found == {"halves(parts=2)": None}
 
 
+def test_sizes_that_a_built_in_operation_does_not_have():
+    with pytest.raises(InvalidRecordError, match="sizes q, which gemm does not have; it has k, "):
+        kernel("gemm", tensors={"a": ("m", "q"), "b": ("q", "n")}, space={"chunk": (1,)})(row_scale)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -225,6 +236,11 @@ def test_a_variant_of_a_built_in_operation():
         ({"grid": lambda p, c: (1,)}, "grid is for Triton kernels"),
         ({"output": "x"}, "returns its output"),
         ({"mutates": ("y",)}, "mutates names y"),
+        ({"name": "my op"}, "letters, digits"),
+        ({"where": [1]}, "must map reasons"),
+        ({"where": {"small": True}}, "must be a function of"),
+        ({"flops": 5}, "flops is 5; it must be a function"),
+        ({"default": "relu"}, "default is 'relu'"),
         ({"options": {"causal": ()}}, "no values"),
         ({"dtypes": ("float33",)}, "float33"),
         ({"tolerance": "small"}, "must be .relative, absolute"),
@@ -267,7 +283,7 @@ import kernelcast as kc
 @kc.kernel(
     "test_vector_add",
     tensors={"out_ptr": ("n",), "x_ptr": ("n",), "y_ptr": ("n",), "lock_ptr": kc.TensorSpec((4,), dtype="int32")},
-    output="out_ptr", scratch=("lock_ptr",), zeroed=("lock_ptr", "out_ptr"),
+    output="out_ptr", scratch=("lock_ptr",), zeroed=("lock_ptr",),
     scalars={"stride": lambda p: 1, "scale": 2.0},
     options={"twice": (False, True)},
     grid=lambda p, c: (triton.cdiv(p["n"], c["BLOCK"]),),
@@ -275,7 +291,8 @@ import kernelcast as kc
     reference=lambda x, y: x + 2 * y,
 )
 @triton.autotune(
-    [triton.Config({"BLOCK": size}, num_warps=warps) for size in (128, 256) for warps in (1, 2)], key=["n"]
+    [triton.Config({"BLOCK": size}, num_warps=warps) for size in (128, 256) for warps in (1, 2)], key=["n"],
+    reset_to_zero=["out_ptr"],
 )
 @triton.jit
 def add(n, out_ptr, x_ptr, lock_ptr, scale, y_ptr, stride, BLOCK: tl.constexpr, twice: tl.constexpr = False):
@@ -307,6 +324,19 @@ except Exception as error:
     print(error)
 """
 
+GRID_ADD = """
+import vector_add
+from kernelcast.kernels import candidates, problem, variant
+from kernelcast.kernels.devices import device
+
+found = variant("test_vector_add", "add")
+block = found.space()
+try:
+    found.work(problem("test_vector_add", n=1024), block.columns, device("h100-sxm5-80gb"))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
 COMPILE_ADD = """
 import vector_add
 from kernelcast.kernels import Candidate, candidates, problem, variant
@@ -324,9 +354,9 @@ for each in (Candidate.of("default"), Candidate.of("add", {"BLOCK": 256, "num_wa
 """
 
 
-def run_with_add(tmp_path, script, **environment):
+def run_with_add(tmp_path, script, text=ADD, **environment):
     pytest.importorskip("triton")
-    (tmp_path / "vector_add.py").write_text(ADD)
+    (tmp_path / "vector_add.py").write_text(text)
     (tmp_path / "script.py").write_text(script)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(tmp_path / "script.py")],
@@ -352,6 +382,20 @@ def test_an_autotuned_triton_kernel_with_arguments_in_any_order(tmp_path):
     assert lines[0] == "default [None, None]"
     assert all(line.startswith("add(BLOCK=") and line.endswith("[None, None]") for line in lines[1:4]), lines
     assert lines[4] == "add takes contiguous tensors; call .contiguous() on those that are not."
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [('p["n"] // c["BLOCK"]', "must give a tuple of one to three sizes"), ('(p["m"],)', "KeyError: 'm'")],
+)
+def test_a_grid_that_fails_is_an_error_that_names_it(tmp_path, grid, message):
+    text = ADD.replace('(triton.cdiv(p["n"], c["BLOCK"]),)', grid)
+    (line,) = run_with_add(tmp_path, GRID_ADD, text=text)
+    assert line.startswith(
+        "InvalidRecordError The kernel 'add' of 'test_vector_add': the grid fails for (test_vector_add("
+    )
+    assert message in line
 
 
 @pytest.mark.slow
