@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from kernelcast.runtime import Selection, Selector
     from kernelcast.runtime.dispatch import configure
     from kernelcast.runtime.dropins import attention, conv2d, matmul, softmax
+    from kernelcast.runtime.dropins_matmul import bmm, grouped_matmul, mixed_matmul
+    from kernelcast.runtime.dropins_norm import layer_norm, rms_norm
     from kernelcast.runtime.run import run
 
 __version__ = "0.1.0"
@@ -34,12 +36,17 @@ _HOMES = {
     "Selector": "kernelcast.runtime",
     "TensorSpec": "kernelcast.kernels.user",
     "attention": "kernelcast.runtime.dropins",
+    "bmm": "kernelcast.runtime.dropins_matmul",
     "configure": "kernelcast.runtime.dispatch",
     "conv2d": "kernelcast.runtime.dropins",
     "device": "kernelcast.api",
+    "grouped_matmul": "kernelcast.runtime.dropins_matmul",
     "kernel": "kernelcast.kernels.user",
+    "layer_norm": "kernelcast.runtime.dropins_norm",
     "matmul": "kernelcast.runtime.dropins",
+    "mixed_matmul": "kernelcast.runtime.dropins_matmul",
     "problem": "kernelcast.api",
+    "rms_norm": "kernelcast.runtime.dropins_norm",
     "run": "kernelcast.runtime.run",
     "select": "kernelcast.api",
     "softmax": "kernelcast.runtime.dropins",
@@ -55,12 +62,17 @@ __all__ = [
     "Selector",
     "TensorSpec",
     "attention",
+    "bmm",
     "configure",
     "conv2d",
     "device",
+    "grouped_matmul",
     "kernel",
+    "layer_norm",
     "matmul",
+    "mixed_matmul",
     "problem",
+    "rms_norm",
     "run",
     "select",
     "softmax",

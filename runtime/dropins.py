@@ -1,10 +1,15 @@
 """Drop-in operations with torch's signatures: they run the selected candidate.
 
 Each falls back to torch's own operator, and nothing else happens, where a gradient is needed (of any mode), inside
-``torch.compile``, ``torch.func`` transforms, tracing and autocast, under ``torch.use_deterministic_algorithms``, for
-tensor subclasses, sparse, nested and empty tensors, for arguments that the catalogue does not cover (named in each
-docstring), and when ``KERNELCAST_DISABLE=1``. The choice depends on shapes, dtypes, strides, the device and torch's
-switches, never on values; the caller's tensors are only read. A candidate that fails is forgotten, and torch's own runs.
+``torch.func`` transforms, tracing, export and autocast, under ``torch.use_deterministic_algorithms``, for tensor
+subclasses, sparse, nested and empty tensors, for arguments that the catalogue does not cover (named in each docstring),
+and when ``KERNELCAST_DISABLE=1``. The choice depends on shapes, dtypes, strides, the device and torch's switches, never on
+values; the caller's tensors are only read. A candidate that fails is forgotten, and torch's own runs.
+
+Inside ``torch.compile`` a drop-in is a custom operator that does all this when the graph runs (see
+:mod:`kernelcast.runtime.dropins_compiled`). conv2d and attention are torch's own there: a compiler chooses the memory format
+of convolutions for the whole graph, and the output of torch's attention has other strides than that of other candidates, so
+that an operator of fixed strides would copy it.
 """
 
 from __future__ import annotations
@@ -14,28 +19,46 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kernelcast.datasets.timing import tf32_allowed
-from kernelcast.kernels import Problem, problem
+from kernelcast.kernels import Problem
 from kernelcast.kernels.operation import Launcher
 from kernelcast.kernels.ops.gemm.schema import matrix_layout
-from kernelcast.runtime.dispatch import DTYPES, eligible, launchers, rescue, resolve, switches
+from kernelcast.runtime.dispatch import eligible, launchers, rescue, resolve, switches
+from kernelcast.runtime.dropins_compiled import operator, traced_alike
+from kernelcast.runtime.dropins_matmul import batched, folded, rows_of
+from kernelcast.runtime.dropins_problem import problem_for
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``torch.matmul`` of two matrices: [m, k] @ [k, n] -> [m, n].
+    """``torch.matmul``: [m, k] @ [k, n] -> [m, n], with leading dimensions in the ways that torch runs as one product.
 
-    torch's own for other ranks, dtypes other than float32, float16 and bfloat16, and operands of which no dimension
-    is adjacent in memory.
+    A contiguous [..., m, k] by a matrix is one product of all rows. Two batches of matrices are multiplied as
+    :func:`kernelcast.bmm` does; one of them may hold a single matrix. torch's own for other ranks, dtypes other than
+    float32, float16 and bfloat16, and operands of which no dimension is adjacent in memory.
     """
-    if eligible(a, b) and a.dim() == 2 and b.dim() == 2 and a.shape[1] == b.shape[0]:
-        key = ("gemm", a.shape, b.shape, a.stride(), b.stride(), a.dtype, a.device, switches(a))
-        launch = launchers.get(key)
-        if launch is None:
-            launch = resolve(key, a, torch.matmul, lambda: _gemm_problem(a, b))
-        try:
-            return launch(a, b)
-        except Exception as error:  # noqa: BLE001 - see rescue
-            return rescue(key, launch, error)(a, b)
+    if eligible(a, b):
+        ranks = a.dim(), b.dim()
+        if ranks == (3, 3):
+            found = _as_batch(a, b)
+            if found is not None:
+                return batched(*found)
+        elif (
+            ranks[1] == 2
+            and ranks[0] >= 2
+            and a.shape[-1] == b.shape[0]
+            and (ranks[0] == 2 or a.is_contiguous())
+        ):
+            key = ("gemm", a.shape, b.shape, a.stride(), b.stride(), a.dtype, a.device, switches(a))
+            launch = launchers.get(key)
+            if launch is None:
+                launch = resolve(
+                    key, a, torch.matmul, lambda: _gemm_problem(a, b), folded(a.shape, b.shape[1])
+                )
+            try:
+                return launch(a, b)
+            except Exception as error:  # noqa: BLE001 - see rescue
+                return rescue(key, launch, error)(a, b)
+    elif traced_alike(a, b) and ((a.dim() >= 2 and b.dim() == 2) or (a.dim() == 3 and b.dim() == 3)):
+        return _MATMUL(a, b)
     return torch.matmul(a, b)
 
 
@@ -146,12 +169,20 @@ def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None
                 key,
                 input,
                 lambda x: torch.softmax(x, -1),
-                lambda: _problem("softmax", input, rows=flat.shape[0], columns=columns),
+                lambda: problem_for("softmax", input, rows=flat.shape[0], columns=columns),
             )
         try:
             return launch(flat).view(input.shape)
         except Exception as error:  # noqa: BLE001 - see rescue
             return rescue(key, launch, error)(flat).view(input.shape)
+    if (
+        traced_alike(input)
+        and input.dim() > 0
+        and dim in (-1, input.dim() - 1)
+        and dtype in (None, input.dtype)
+        and input.is_contiguous()
+    ):
+        return _SOFTMAX(input)
     return torch.softmax(input, dim, dtype)
 
 
@@ -163,25 +194,24 @@ def _then_bias(run: Launcher) -> Launcher:
     return launch
 
 
-def _problem(name: str, sample: torch.Tensor, **values: Any) -> Problem:
-    on_cpu = sample.device.type == "cpu"
-    return problem(
-        name,
-        dtype=DTYPES[sample.dtype],
-        threads=torch.get_num_threads() if on_cpu else 0,
-        allow_tf32=not on_cpu and tf32_allowed("conv" if name == "conv2d" else "matmul"),
-        **values,
-    )
-
-
 def _gemm_problem(a: torch.Tensor, b: torch.Tensor) -> Problem | None:
-    of_a, of_b = matrix_layout(*a.shape, *a.stride()), matrix_layout(*b.shape, *b.stride())
+    (m, k), strides = rows_of(a)
+    of_a, of_b = matrix_layout(m, k, *strides), matrix_layout(*b.shape, *b.stride())
     if of_a is None or of_b is None:
         return None
     (letter_a, lda), (letter_b, ldb) = of_a, of_b
-    return _problem(
-        "gemm", a, m=a.shape[0], k=a.shape[1], n=b.shape[1], layout=letter_a + letter_b, lda=lda, ldb=ldb
-    )
+    return problem_for("gemm", a, m=m, k=k, n=b.shape[1], layout=letter_a + letter_b, lda=lda, ldb=ldb)
+
+
+def _as_batch(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The operands of the torch.bmm that torch.matmul of two batches is; None where it is none."""
+    if a.shape[2] != b.shape[1]:
+        return None
+    if a.shape[0] == b.shape[0]:
+        return a, b
+    if a.shape[0] == 1:
+        return a.expand(b.shape[0], -1, -1), b
+    return (a, b.expand(a.shape[0], -1, -1)) if b.shape[0] == 1 else None
 
 
 def _conv2d_problem(
@@ -204,7 +234,7 @@ def _conv2d_problem(
     k, c_group, r, s = w.shape
     if c_group * groups != c:
         return None
-    return _problem(
+    return problem_for(
         "conv2d", x, n=n, c=c, h=h, w=width, k=k, r=r, s=s, stride_h=stride[0], stride_w=stride[1],
         pad_h=padding[0], pad_w=padding[1], dil_h=dilation[0], dil_w=dilation[1], groups=groups, layout=layout,
     )  # fmt: skip
@@ -222,7 +252,7 @@ def _attention_problem(
         or (kv_heads != heads and not grouped)
     ):
         return None
-    return _problem(
+    return problem_for(
         "attention", q, batch=batch, heads=heads, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim,
         causal=causal,
     )  # fmt: skip
@@ -235,3 +265,7 @@ def _pair(value: Any) -> tuple[int, int] | None:
     if isinstance(value, tuple | list) and len(value) in (1, 2) and all(type(each) is int for each in value):
         return value[0], value[-1]
     return None
+
+
+_MATMUL = operator("matmul(Tensor a, Tensor b) -> Tensor", matmul, torch.matmul)
+_SOFTMAX = operator("softmax(Tensor input) -> Tensor", softmax, lambda input: torch.softmax(input, -1))

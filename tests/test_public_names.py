@@ -11,8 +11,9 @@ import kernelcast
 
 PUBLIC = {
     "kernelcast": [
-        "Candidate", "Device", "KernelcastError", "Problem", "Selection", "Selector", "TensorSpec", "attention", "configure",
-        "conv2d", "device", "kernel", "matmul", "problem", "run", "select", "softmax", "warmup",
+        "Candidate", "Device", "KernelcastError", "Problem", "Selection", "Selector", "TensorSpec", "attention", "bmm",
+        "configure", "conv2d", "device", "grouped_matmul", "kernel", "layer_norm", "matmul", "mixed_matmul", "problem",
+        "rms_norm", "run", "select", "softmax", "warmup",
     ],
     "kernelcast.kernels": [
         "Block", "Candidate", "CandidateTable", "Columns", "Device", "Dim", "Operation", "Option", "Parameter",
