@@ -180,6 +180,11 @@ class Variant(ABC):
     def build(self, problem: Problem, config: Mapping[str, Any]) -> Launcher:
         """A callable over the operation's inputs. Whatever may be imported or prepared is done here, not at the call."""
 
+    @property
+    def size(self) -> int:
+        """Configs of the whole space, legal or not."""
+        return math.prod(len(parameter.values) for parameter in self.parameters)
+
     def space(self, subset: str = "full") -> Block:
         """Every config of the space (``"full"``) or of the quick subset (``"default"``), legal or not."""
         chosen = [

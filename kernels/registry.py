@@ -25,8 +25,10 @@ from kernelcast.kernels.rule import Refusal
 #: Packages that bring operations of their own name a module under this entry-point group.
 ENTRY_POINT_GROUP = "kernelcast.operations"
 
-#: What of each variant's space is listed: every config, or its quick subset.
-SUBSETS = ("full", "default")
+#: What of each variant's space is listed: every config, its quick subset, or every config unless there are more than
+#: :data:`MOST_LISTED` of them.
+SUBSETS = ("full", "default", "auto")
+MOST_LISTED = 500
 
 _operations: dict[str, Operation] = {}
 _variants: dict[str, dict[str, Variant]] = {}
@@ -143,7 +145,8 @@ def candidates(
     Args:
         problem: what is to be computed.
         device: where.
-        subset: ``"full"`` or ``"default"`` (each variant's quick subset).
+        subset: ``"full"``, ``"default"`` (each variant's quick subset) or ``"auto"`` (the quick subset of those variants
+            that have more than :data:`MOST_LISTED` configs).
         backends: keep variants of these backends only.
         spaces: variant -> the configs to choose among, instead of its subset; variants that are not named are left out.
 
@@ -165,6 +168,8 @@ def candidates(
 @lru_cache(maxsize=256)
 def space_of(found: Variant, subset: str) -> Block:
     """A variant's space, listed once: the largest have tens of thousands of configs. Its columns cannot be written to."""
+    if subset == "auto":
+        return space_of(found, "full" if found.size <= MOST_LISTED else "default")
     block = found.space(subset)
     for column in block.columns.values():
         column.setflags(write=False)
@@ -180,7 +185,7 @@ def refusals(problem: Problem, device: Device, *, subset: str = "full") -> list[
     _check_subset(subset)
     found: list[Refusal] = []
     for each in variants(problem.operation).values():
-        found += each.refusals(problem, device, each.space(subset))
+        found += each.refusals(problem, device, space_of(each, subset))
     return found
 
 

@@ -321,6 +321,18 @@ DTYPE_SUPPORTED = Rule(
     explain=lambda problem, columns, device: f"{problem.dtype} on {device.architecture}",
     of_problem=True,
 )
+TENSOR_CORES = Rule(
+    "sixteen-bit-tiles",
+    "Triton multiplies tiles of 16 bits on NVIDIA's tensor cores from compute capability 8.0 on; on older chips they become "
+    "multiply-adds that run from memory",
+    check=lambda problem, columns, device: (
+        problem.element_bytes != 2
+        or device.vendor != "nvidia"
+        or not 0 < compute_capability(device.architecture) < 80
+    ),
+    explain=lambda problem, columns, device: f"{problem.dtype} on {device.architecture}",
+    of_problem=True,
+)
 BLOCK_THREADS = Rule(
     "block-threads",
     f"a block holds at most {MAX_BLOCK_THREADS} threads",
@@ -419,9 +431,9 @@ GRID = Rule(
 )
 DIMENSIONS = Rule(
     "dimensions",
-    "rows and columns are counted in 32 bits, the last tile's padding included (elements are counted in 64 if need be)",
+    "rows, columns and steps are counted in 32 bits, the padding of tiles and slices included (elements in 64 if need be)",
     check=lambda problem, columns, device: (
-        max(problem[name] for name in ("m", "n", "k")) <= MAX_INT32 - LARGEST_BLOCK
+        max(problem[name] for name in ("m", "n", "k")) <= MAX_INT32 - 16 * LARGEST_BLOCK
     ),
     explain=lambda problem, columns, device: f"m={problem['m']}, n={problem['n']}, k={problem['k']}",
     of_problem=True,
@@ -431,6 +443,7 @@ DIMENSIONS = Rule(
 MATMUL_RULES = (
     NEEDS_GPU,
     DTYPE_SUPPORTED,
+    TENSOR_CORES,
     DIMENSIONS,
     BLOCK_THREADS,
     BLOCKS_FIT,

@@ -283,6 +283,10 @@ class _UserVariant(Variant):
         }
         return type(f"User_{definition.operation}_{definition.name}", (cls,), attributes)
 
+    @property
+    def size(self) -> int:
+        return len(self.definition.space)
+
     def space(self, subset: str = "full") -> Block:
         """Every config that the user listed, in both subsets."""
         configs = self.definition.space

@@ -168,7 +168,7 @@ class Selector:
         """Legal candidates with their predictions, from the device's model or else the roofline.
 
         The model ranks the candidates whose like it was fitted on. The roofline, which cannot tell thousands of tile sizes
-        apart, ranks the quick subset of each variant. With ``whole`` every legal candidate is there.
+        apart, ranks the quick subset of those variants that have so many. With ``whole`` every legal candidate is there.
         """
         model, reason = self._model(problem.operation)
         if model is not None:
@@ -182,7 +182,7 @@ class Selector:
                 reason = "the model covers none of the legal candidates"
             except ModelError as error:
                 reason = str(error)
-        table = candidates(problem, self.device, subset="full" if whole else "default")
+        table = candidates(problem, self.device, subset="full" if whole else "auto")
         return Ranking(table, AnalyticModel().predict(problem, table, self.device), "analytic", "", reason)
 
     def predict(self, problem: Problem, *, why: str = "") -> Selection:

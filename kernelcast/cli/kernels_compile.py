@@ -94,11 +94,15 @@ def compile_(
         cache=CompileCache(settings.compile_cache_dir()) if use_cache else None,
         budget_s=budget_s,
     )
-    with _Bar(len(planned.rows)) as bar:
-        for request, facts in answers:
-            place = places[id(request)]
-            rows[place] = {**versions, **row_of(planned.rows[place], facts, planned.device)}
-            bar.advance(str(request.candidate))
+    interrupted = False
+    try:
+        with _Bar(len(planned.rows)) as bar:
+            for request, facts in answers:
+                place = places[id(request)]
+                rows[place] = {**versions, **row_of(planned.rows[place], facts, planned.device)}
+                bar.advance(str(request.candidate))
+    except KeyboardInterrupt:  # what was compiled is shown and written all the same
+        interrupted = True
     found = [rows[place] for place in sorted(rows)]
     summary = summary_of(found)
     unstarted = len(planned.rows) - len(found)
@@ -116,8 +120,12 @@ def compile_(
                 "rows": found,
             }
         )
-        return
-    _show(planned, found, summary, versions["triton"], unstarted, out)
+    else:
+        _show(planned, found, summary, versions["triton"], unstarted, out)
+    if interrupted:
+        raise typer.Exit(130)
+    if not found or summary["over_limit"] or any(row["outcome"] != "ok" for row in found):
+        raise typer.Exit(1)
 
 
 def _show(
@@ -180,6 +188,8 @@ def _show(
 def _sentences(
     planned: Plan, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], unstarted: int
 ) -> list[str]:
+    from kernelcast.kernels import Candidate
+
     outcomes = ", ".join(f"{count} {name}" for name, count in summary["outcomes"].items()) or "none compiled"
     found = [f"{summary['candidates']} candidates: {outcomes}."]
     if summary["ratio_min"] is not None:
@@ -188,15 +198,18 @@ def _sentences(
         )
     if summary["most_spills"] is not None:
         found.append(
-            f"{summary['spilling']} spill, at most {summary['most_spills']} registers a thread; {summary['over_limit']} "
+            f"{summary['spilling']} spill, at most {summary['most_spills']} words a thread; {summary['over_limit']} "
             f"exceed the {planned.device.shared_bytes_per_block} bytes of shared memory of {planned.device.name}."
         )
     failed = next((row for row in rows if row["outcome"] != "ok" and row["detail"]), None)
     if failed is not None:
         detail = " ".join(failed["detail"].split())[:300]
-        found.append(f"The first that failed, {failed['candidate']}: {detail}")
+        found.append(f"The first that failed, {Candidate.from_key(failed['candidate'])}: {detail}")
     if planned.left_out:
-        found.append(f"No legal candidate: {', '.join(planned.left_out)}.")
+        found.append(
+            f"No legal candidate: {', '.join(planned.left_out)}. Why, says: kernelcast kernels OPERATION NAME=VALUE ... "
+            f"--device {planned.device.name} --why"
+        )
     if unstarted:
         found.append(f"{unstarted} candidates were not started; the same command goes on from here.")
     return found
@@ -261,6 +274,14 @@ def _check_file(path: Path) -> None:
         raise SettingsError(f"--out is {path}; it must end in .parquet.")
     if not path.parent.is_dir():
         raise SettingsError(f"--out is {path}, but there is no folder {path.parent}.")
+    if path.is_dir():
+        raise SettingsError(f"--out is {path}, which is a folder; name a file in it.")
+    trial = path.with_name(f".{path.name}.partial")
+    try:
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise SettingsError(f"--out is {path}, which cannot be written ({error.strerror}).") from error
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:

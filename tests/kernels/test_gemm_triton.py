@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -472,3 +473,16 @@ def test_results_on_a_gpu(dtype, layout):
         launch = variant("gemm", candidate.variant).build(described, candidate.parameters)
         with memory.poisoned():
             assert gemm.check(described, reference, launch(*inputs)) is None, candidate
+
+
+@pytest.mark.parametrize(("dtype", "rule"), [("float16", "sixteen-bit-tiles"), ("bfloat16", "dtype-supported")])
+def test_tiles_of_16_bits_need_tensor_cores(dtype, rule):
+    from triton_lab import T4, refused_by
+
+    described = problem("gemm", m=4096, n=4096, k=4096, dtype=dtype)
+    config = {"block_m": 64, "block_n": 64, "block_k": 32, "group_m": 8, "num_warps": 4, "num_stages": 3}
+    found, said = refused_by(Candidate.of("triton_tiled", config), described, T4)
+    assert found == rule
+    assert f"{dtype} on sm75" in said
+    # Multiply-adds in float32 need none.
+    assert len(candidates(replace(described, dtype="float16"), T4, backends=["triton"])) > 0

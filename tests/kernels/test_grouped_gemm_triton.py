@@ -145,7 +145,7 @@ def test_refusals_say_what_was_seen(candidate, described, device, rule, seen):
     ("candidate", "described", "device"),
     [
         (tiled(), grouped(dtype="bfloat16"), UNKNOWN),
-        (tiled(), grouped(m=2**31 - 257, n=64), A100),
+        (tiled(), grouped(m=2**31 - 1 - 16 * 256, n=64), A100),
         (tiled(16, num_warps=2), grouped(groups=1024, **BALANCED), A100),
         (tiled(64), grouped(groups=128, **BALANCED), A100),
         (tiled(128), grouped(groups=128, distribution="skewed"), A100),

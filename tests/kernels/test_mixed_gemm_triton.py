@@ -113,7 +113,6 @@ def test_refusals_say_what_was_seen(candidate, described, device, rule, seen):
     [
         (tiled(), mixed(), A100),
         (tiled(), mixed(dtype="bfloat16"), UNKNOWN),
-        (tiled(), mixed(), T4),
         (tiled(), mixed(weight_dtype="uint8", layout="nn"), MI300),
         (tiled(block_n=16, block_k=16, num_warps=2, num_stages=2), mixed(), A100),
         (tiled(block_k=32), mixed(k=17), A100),

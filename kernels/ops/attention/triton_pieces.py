@@ -30,6 +30,7 @@ from kernelcast.kernels.triton_rules import (
     MAX_REGISTERS,
     MIN_TILE,
     NEEDS_GPU,
+    TENSOR_CORES,
     compute_capability,
     input_precision,
     pipeline_buffers,
@@ -238,6 +239,7 @@ THREADS_BUSY = Rule(
 COMMON_RULES = (
     NEEDS_GPU,
     DTYPE_SUPPORTED,
+    TENSOR_CORES,
     HEAD_FITS,
     OFFSETS,
     BLOCK_THREADS,

@@ -24,6 +24,7 @@ from kernelcast.kernels.triton_rules import (
     GFX950_PADDING,
     MIN_TILE,
     NEEDS_GPU,
+    TENSOR_CORES,
     compute_capability,
     pipeline_buffers,
     reads_operands_from_shared,
@@ -156,6 +157,7 @@ class TritonShort(Variant):
     rules = (
         NEEDS_GPU,
         DTYPE_SUPPORTED,
+        TENSOR_CORES,
         Rule(
             "row-fits",
             f"a program holds whole rows of scores in registers: at most {MAX_KEYS} keys that some query sees",

@@ -42,6 +42,7 @@ from kernelcast.kernels.triton_rules import (
     NEEDS_GPU,
     REGISTERS,
     STAGES_FILLED,
+    TENSOR_CORES,
     THREADS_BUSY,
     accumulators_per_thread,
     input_precision,
@@ -235,6 +236,7 @@ class TritonImplicitGemm(Variant):
     rules = (
         NEEDS_GPU,
         DTYPE_SUPPORTED,
+        TENSOR_CORES,
         Rule(
             "matrix-product",
             f"a group with one input channel and fewer than {MIN_TILE} filters fills a small part of the smallest tile "

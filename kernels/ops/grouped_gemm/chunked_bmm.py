@@ -113,7 +113,7 @@ class ChunkedBmm(Variant):
                 weights = b.index_select(0, group_of_slot)
             products = torch.bmm(a.index_select(0, source.view(-1)).view(chunks, chunk, k), weights)
             rows = torch.arange(m, device=a.device)
-            own = torch.searchsorted(ends, rows, right=True)
+            own = torch.searchsorted(ends, rows, right=True).clamp_(max=groups - 1)
             return products.view(chunks * chunk, n).index_select(0, rows + shift[own])
 
         return run

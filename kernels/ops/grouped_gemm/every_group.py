@@ -88,7 +88,8 @@ class EveryGroup(Variant):
 
         def run(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
             rows = torch.arange(m, dtype=offsets.dtype, device=a.device)
-            own = torch.searchsorted(offsets, rows, right=True)
+            # Rows beyond the last group's end, which there should be none of, must not index beyond the groups.
+            own = torch.searchsorted(offsets, rows, right=True).clamp_(max=groups - 1)
             if wide:
                 side_by_side = b.transpose(1, 2).reshape(groups * n, k).t()
                 return torch.mm(a, side_by_side).view(m, groups, n)[rows, own]

@@ -35,6 +35,7 @@ from kernelcast.kernels.triton_rules import (
     NEEDS_GPU,
     REGISTERS,
     STAGES_FILLED,
+    TENSOR_CORES,
     THREADS_BUSY,
     accumulators_per_thread,
     matmul_shared_bytes,
@@ -109,6 +110,7 @@ GROUP_ORDER_DIFFERS = Rule(
 GROUPED_RULES = (
     NEEDS_GPU,
     DTYPE_SUPPORTED,
+    TENSOR_CORES,
     DIMENSIONS,
     GROUPS_FIT,
     BLOCK_THREADS,
