@@ -75,10 +75,10 @@ class TritonSplitK(Variant):
     )
 
     def space(self, subset: str = "full") -> Block:
-        """Every config, or (``"default"``) the list of ``triton_tiled`` with two split factors."""
+        """Every config, or (``"default"``) the small tiles of gemm's list with two split factors."""
         if subset != "default":
             return super().space(subset)
-        columns = named_configs({"split_k": self.parameters[-1].quick})
+        columns = named_configs({"split_k": self.parameters[-1].quick}, most_elements=single.SMALL_TILE)
         return Block(self.name, columns, len(columns["block_m"]))
 
     def work(self, problem: Problem, columns: Columns, device: Device) -> Work:

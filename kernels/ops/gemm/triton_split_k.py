@@ -44,6 +44,8 @@ SUM_BLOCK = 1024
 #: Bytes of one element of a part (float32).
 PART_BYTES = 4
 MAX_PARTS_BYTES = 2**30
+#: Elements of the largest tile in the quick subset.
+SMALL_TILE = 64 * 64
 
 
 def slice_steps(problem: Problem, columns: Columns) -> np.ndarray:
@@ -109,10 +111,13 @@ class TritonSplitK(Variant):
     )
 
     def space(self, subset: str = "full") -> Block:
-        """Every config, or (``"default"``) the list of ``triton_tiled`` with two split factors."""
+        """Every config, or (``"default"``) the small tiles of ``triton_tiled``'s list with two split factors.
+
+        Slices pay where C has few tiles; a C that large tiles cover has few of them too, and small ones divide it further.
+        """
         if subset != "default":
             return super().space(subset)
-        columns = named_configs({"split_k": self.parameters[-1].quick})
+        columns = named_configs({"split_k": self.parameters[-1].quick}, most_elements=SMALL_TILE)
         return Block(self.name, columns, len(columns["block_m"]))
 
     def work(self, problem: Problem, columns: Columns, device: Device) -> Work:

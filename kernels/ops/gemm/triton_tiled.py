@@ -104,9 +104,16 @@ FURTHER_CONFIGS = (
 )
 
 
-def named_configs(extra: Mapping[str, tuple[Any, ...]] | None = None) -> dict[str, np.ndarray]:
-    """The quick subset as columns, crossed with every value of the ``extra`` parameters."""
+def named_configs(
+    extra: Mapping[str, tuple[Any, ...]] | None = None, *, most_elements: int | None = None
+) -> dict[str, np.ndarray]:
+    """The quick subset as columns, crossed with every value of the ``extra`` parameters.
+
+    ``most_elements`` leaves out tiles of C with more elements.
+    """
     rows = np.array(INDUCTOR_CONFIGS + FURTHER_CONFIGS)
+    if most_elements is not None:
+        rows = rows[rows[:, 0] * rows[:, 2] <= most_elements]
     columns = {
         "block_m": rows[:, 0],
         "block_n": rows[:, 2],
