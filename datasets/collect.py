@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kernelcast.datasets.jobs import Executor, Exhaustive, InProcess, Job, Result, Strategy
+from kernelcast.datasets.jobs import Executor, Exhaustive, InProcess, Job, Result, Strategy, refuse_in_child
 from kernelcast.datasets.journal import Journal
 from kernelcast.datasets.record import Environment, Measurement, Protocol
 from kernelcast.datasets.store import Store
 from kernelcast.datasets.timing import PROTOCOL, TimingPlan
 from kernelcast.errors import KernelcastError
-from kernelcast.kernels import Candidate, Device, Problem, candidates, variant
+from kernelcast.kernels import Candidate, Device, Problem, candidates, operation, variant
 from kernelcast.kernels.detect import detect, torch_device
 
 
@@ -40,6 +40,38 @@ class Progress:
     known: int
 
 
+@dataclass(frozen=True)
+class Unfinished:
+    """A problem whose measuring was cut short.
+
+    Attributes:
+        problem: which, in words.
+        measured: of its candidates, those that were measured now.
+        candidates: all that were to be measured now.
+        best: the fastest of those measured now; None if none worked.
+        latency_us: its latency.
+    """
+
+    problem: str
+    measured: int
+    candidates: int
+    best: str | None
+    latency_us: float | None
+
+    @classmethod
+    def of(cls, result: Result) -> Unfinished:
+        """What came of a job that was cut short."""
+        working = [each for each in result.measurements if each.outcome == "ok"]
+        best = min(working, key=lambda each: each.latency_us, default=None)
+        return cls(
+            str(result.job.problem),
+            len(result.measurements),
+            len(result.job.candidates),
+            None if best is None else str(best.candidate),
+            None if best is None else best.latency_us,
+        )
+
+
 @dataclass
 class CollectSummary:
     """What a collection did.
@@ -53,6 +85,8 @@ class CollectSummary:
         complete: False if the budget ended it, or an interrupt.
         interrupted: whether Ctrl-C ended it.
         skipped: one sentence for each problem that cannot be measured here, such as one that needs too much memory.
+        unfinished: problems of which a part was measured when the budget or an interrupt came, with the best so far.
+        failures: a sentence for the first candidates that failed, one of each variant and outcome.
     """
 
     problems: int = 0
@@ -63,6 +97,8 @@ class CollectSummary:
     complete: bool = True
     interrupted: bool = False
     skipped: list[str] = field(default_factory=list)
+    unfinished: list[Unfinished] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
 
 def collect(
@@ -81,18 +117,19 @@ def collect(
 ) -> CollectSummary:
     """Measure every legal candidate of some problems that the store does not hold yet.
 
-    A problem's records are on the disk before the next problem starts, so a kill loses the problem in hand and nothing
-    else; the next run measures what is missing. Ctrl-C ends it in the same way, with the summary of what was done.
+    A problem's records are on the disk as soon as it is measured, so a kill loses the problems in hand and nothing else; the
+    next run measures what is missing. Ctrl-C ends it in the same way, with the summary of what was done.
 
     Args:
         problems: of any operations.
         device: this machine's.
         store: folder of the store; created if there is none.
         workload: written into the records.
-        subset: ``"full"`` or ``"default"``: each variant's whole space, or its quick subset.
+        subset: ``"full"``, ``"default"`` or ``"auto"``: each variant's whole space, its quick subset, or that of large spaces.
         backends: keep variants of these backends only.
         plan: how much to measure each problem.
-        budget_seconds: no further problem is started after this long.
+        budget_seconds: for all of it, compiling included. Towards the end the problem in hand gets what is left: some of
+            its candidates may then remain for the next run.
         on_progress: called after each candidate's check and after each problem.
         strategy: chooses what is measured; everything, where left out.
         executor: measures; in this process, where left out. It is the caller's to close.
@@ -101,6 +138,7 @@ def collect(
         StoreError: the store cannot be written, or is of a newer schema.
         KernelcastError: the device is not this machine's.
     """
+    refuse_in_child()
     if executor is None:
         _require_here(device)
         executor = InProcess(device)
@@ -137,6 +175,7 @@ class _Run:
         self._journal, self._strategy, self._executor = journal, strategy, executor
         self._on_progress, self._budget_seconds = on_progress, budget_seconds
         self._started = time.monotonic()
+        self._noted: set[tuple[str, str, str]] = set()
         self._problems: set[Problem] = set()
         self._skipped = 0
 
@@ -191,21 +230,43 @@ class _Run:
 
     def _within_budget(self, jobs: Iterable[Job]) -> Iterator[Job]:
         for job in jobs:
-            if self._budget_seconds is not None and self.elapsed_s > self._budget_seconds:
+            if self._budget_seconds is None:
+                yield job
+            elif (left_s := self._budget_seconds - self.elapsed_s) > 0:
+                yield replace(job, seconds=left_s)
+            else:
                 self.summary.complete = False
                 return
-            yield job
+
+    def _note(self, measurement: Measurement) -> None:
+        """Say what failed, once for each variant and outcome."""
+        problem, candidate = measurement.problem, measurement.candidate
+        kind = problem.operation, candidate.variant, measurement.outcome
+        if kind in self._noted:
+            return
+        self._noted.add(kind)
+        hint = ""
+        if candidate == operation(problem.operation).default and measurement.outcome == "wrong_result":
+            hint = " This is the default: the reference or its tolerance may be wrong."
+        self.summary.failures.append(
+            f"{candidate} on {problem}: {measurement.outcome}: {measurement.detail}.{hint}"
+        )
 
     def _keep(self, result: Result) -> None:
         for measurement in result.measurements:
             self._journal.append(measurement)
             self.summary.outcomes[measurement.outcome] += 1
             self.summary.measured += 1
+            if measurement.outcome != "ok":
+                self._note(measurement)
         self._problems.add(result.job.problem)
         self.summary.problems = len(self._problems)
         if result.skipped:
             self.summary.skipped.append(result.skipped)
             self._skipped += len(result.job.candidates) - len(result.measurements)
+        elif len(result.measurements) < len(result.job.candidates):
+            self.summary.complete = False
+            self.summary.unfinished.append(Unfinished.of(result))
         self._strategy.tell(result)
 
 

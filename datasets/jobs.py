@@ -13,22 +13,49 @@ Between a proposal and the next one every job was run, or the collection is at i
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kernelcast.datasets.record import Measurement
 from kernelcast.datasets.timing import TimingPlan, measure
 from kernelcast.errors import KernelcastError
 from kernelcast.kernels import Candidate, Device, Problem
 
+#: Set in a process that measures for another one.
+_in_child = False
+
+
+def enter_child() -> None:
+    """Note that this process measures for another one."""
+    global _in_child
+    _in_child = True
+
+
+def refuse_in_child() -> None:
+    """Raise a KernelcastError in a process that measures for another one: it would start itself over and over."""
+    if _in_child:
+        raise KernelcastError(
+            "A process that measures kernels of a script imports that script, which begins to collect. Put what it does "
+            "under: if __name__ == '__main__'."
+        )
+
 
 @dataclass(frozen=True)
 class Job:
-    """Candidates of one problem, to be timed against one another."""
+    """Candidates of one problem, to be timed against one another.
+
+    Attributes:
+        problem: what they compute.
+        candidates: at least one.
+        seconds: what is left of a budget when the job is handed out, for compiling, checking and timing; infinite
+            without a budget. It says nothing of what the job is, and two jobs are equal without it.
+    """
 
     problem: Problem
     candidates: tuple[Candidate, ...]
+    seconds: float = field(default=math.inf, compare=False)
 
 
 @dataclass(frozen=True)
@@ -38,7 +65,7 @@ class Result:
     Attributes:
         job: the job that was given out.
         measurements: one for each candidate that this result is of.
-        skipped: why the rest of the job cannot be measured here; empty where there is no rest.
+        skipped: why the rest of the job cannot be measured here; empty where there is no rest, or no time was left for it.
     """
 
     job: Job
@@ -172,6 +199,7 @@ class InProcess(Executor):
                     plan=plan,
                     workload=workload,
                     on_candidate=checked,
+                    budget_seconds=job.seconds,
                 )
             except KernelcastError as error:
                 # One that does not fit in memory must not keep the others from being measured.

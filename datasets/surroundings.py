@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kernelcast.errors import KernelcastError
-from kernelcast.kernels import Device, Problem, operation
+from kernelcast.kernels import Candidate, CandidateTable, Device, Problem, operation, variant
+from kernelcast.kernels.problem import DTYPE_BYTES
 
 #: Float64 copies of the inputs and the output for the reference, and the temporaries of the comparison, in bytes an
 #: element of inputs and output together.
@@ -76,7 +79,7 @@ def _switch(kind: str) -> tuple[Any, str]:
     return (torch.backends.cuda.matmul if kind == "matmul" else torch.backends.cudnn), "allow_tf32"
 
 
-def require_memory(problem: Problem, device: Device) -> None:
+def require_memory(problem: Problem, device: Device, limit_bytes: float = math.inf) -> None:
     """Refuse a problem whose measurement may not fit beside what runs already.
 
     A GPU answers a request that is too large with an error; a CPU's system may end the process instead, so the need is
@@ -86,7 +89,7 @@ def require_memory(problem: Problem, device: Device) -> None:
         KernelcastError: it may not fit; the message says how much is needed and how much there is.
     """
     needed = measuring_bytes(problem)
-    free = available_bytes(device.kind)
+    free = min(available_bytes(device.kind), limit_bytes)
     if needed > free:
         raise KernelcastError(
             f"Measuring {problem} needs about {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free. "
@@ -96,8 +99,22 @@ def require_memory(problem: Problem, device: Device) -> None:
 
 def measuring_bytes(problem: Problem) -> float:
     """An estimate of what measuring a problem allocates at its peak: inputs, their copy, reference and comparison."""
-    elements = operation(problem.operation).traffic_bytes(problem) / problem.element_bytes
-    return elements * (2.0 * problem.element_bytes + _REFERENCE_BYTES)
+    # Records of other tools may not say the dtype.
+    element_bytes = DTYPE_BYTES.get(problem.dtype, 8)
+    elements = operation(problem.operation).traffic_bytes(problem) / element_bytes
+    return elements * (2.0 * element_bytes + _REFERENCE_BYTES)
+
+
+def candidate_bytes(problem: Problem, candidates: Sequence[Candidate], device: Device) -> np.ndarray:
+    """An estimate of the bytes that each candidate's measurement takes at its peak, scratch memory included.
+
+    Scratch memory that a variant cannot state counts as none.
+    """
+    amounts: list[np.ndarray] = []
+    for block in CandidateTable.of(candidates).blocks:
+        work = variant(problem.operation, block.variant).work(problem, block.columns, device)
+        amounts.append(np.nan_to_num(work.columns(block.length)["scratch_bytes"]))
+    return measuring_bytes(problem) + np.concatenate([np.zeros(0), *amounts])
 
 
 def available_bytes(kind: str) -> float:

@@ -29,20 +29,25 @@ import math
 import os
 import random
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from kernelcast.datasets.bench import Bench
 from kernelcast.datasets.clocks import Clock, CpuClock, GpuClock, clock_for
-from kernelcast.datasets.record import Environment, Measurement, Protocol
-from kernelcast.datasets.surroundings import cpu_threads, require_memory, tf32, tf32_allowed
-from kernelcast.errors import InvalidRecordError, KernelcastError
-from kernelcast.kernels import Candidate, CandidateTable, Device, Problem, operation, variant
+from kernelcast.datasets.observing import Facts, Observer
+from kernelcast.datasets.record import Measurement, Protocol
+from kernelcast.datasets.surroundings import (
+    candidate_bytes,
+    cpu_threads,
+    tf32,
+    tf32_allowed,
+)
+from kernelcast.errors import InvalidRecordError
+from kernelcast.kernels import Candidate, CandidateTable, Device, Problem
 from kernelcast.kernels.detect import torch_device
-from kernelcast.kernels.memory import poisoned
 
 __all__ = [
     "PROTOCOL",
@@ -61,6 +66,15 @@ __all__ = [
 
 #: Name and version of the procedure, kept in each record. Raised when a step changes what is measured.
 PROTOCOL = "interleaved-rounds-1"
+
+#: Of a problem's budget so much is kept for the rounds, or the plan's seconds where those are less.
+_ROUNDS_SHARE = 0.3
+_LEAST_SECONDS = 1e-3
+
+#: Samples, the call timed before the race among them, that must say a candidate is hopeless; and what an interruption by
+#: the system may add to one.
+_WITNESSES = 3
+_INTERRUPTION_US = 20_000.0
 
 _measuring = threading.Lock()
 
@@ -86,7 +100,8 @@ class TimingPlan:
         sample_us: length that a sample aims at, by repeating short calls.
         repeats: calls in a sample, at most.
         race_margin: a candidate this much slower than the best (as a log ratio), beyond noise, is raced out.
-        hopeless: a candidate this many times slower than the best in the first round is raced out at once.
+        hopeless: a candidate this many times slower than the best is raced out before ``least_rounds``: when two samples
+            and the call timed before the race say so, or at once if it is so long that no interruption explains it.
         seed: of the inputs and the order.
     """
 
@@ -121,17 +136,24 @@ class RaceResult:
 
     Attributes:
         samples_us: float64 [rounds, candidates]; NaN where a candidate was not visited.
+        beaten_log: candidate -> how much slower than the leader (as a log ratio) it was beyond doubt when it was raced
+            out.
     """
 
     samples_us: np.ndarray
+    beaten_log: Mapping[int, float] = field(default_factory=dict)
 
     def paired_log(self) -> np.ndarray:
         """Log latency of each candidate less that of the leader, from rounds that both ran in: [candidates].
 
         The median over rounds of the paired log ratio: drift between rounds cancels. The leader has 0; a candidate
-        without a round has NaN.
+        without a round has NaN. One that was raced out has at least what was beyond doubt then: it may share only a
+        round or two with who leads at the end, and an interruption of the leader in these would make it look fast.
         """
-        return np.array([np.median(ratios) if len(ratios) else np.nan for ratios in self._ratios()])
+        paired = np.array([np.median(ratios) if len(ratios) else np.nan for ratios in self._ratios()])
+        for index, least in self.beaten_log.items():
+            paired[index] = max(paired[index], least)
+        return paired
 
     def paired_error(self) -> np.ndarray:
         """Standard error of each :meth:`paired_log`, from its spread over rounds: [candidates].
@@ -197,6 +219,8 @@ def race(
     *,
     estimates_us: Sequence[float] | None = None,
     on_error: Callable[[int, Exception], None] | None = None,
+    on_visit: Callable[[int], None] | None = None,
+    on_round: Callable[[np.ndarray], None] | None = None,
 ) -> RaceResult:
     """Time calls against one another in shuffled, interleaved rounds.
 
@@ -207,6 +231,8 @@ def race(
         estimates_us: a rough time of each call, to choose the repeats by; measured once where None.
         on_error: told of a call that raises, and what; that one leaves the race without any sample. Where None the
             error is passed on.
+        on_visit: told of a call that is about to be timed.
+        on_round: told the samples of each round when it is over: [calls], NaN where one was not visited.
     """
     count = len(calls)
     if not count:
@@ -241,6 +267,7 @@ def race(
     shuffle = random.Random(plan.seed)
     spent_s = np.zeros(count)
     rounds: list[np.ndarray] = []
+    beaten: dict[int, float] = {}
     with _steady():
         for number in range(1, plan.rounds + 1):
             row = np.full(count, np.nan)
@@ -248,13 +275,19 @@ def race(
             for index in order:
                 if index not in running:
                     continue
+                if on_visit is not None:
+                    on_visit(index)
                 begin = clock.now_s()
                 row[index] = attempt(index, lambda index=index: visit(index))  # type: ignore[misc]
                 spent_s[index] += clock.now_s() - begin
             rounds.append(row)
+            if on_round is not None:
+                on_round(row)
             samples = np.stack(rounds)
             samples[:, sorted(failed)] = np.nan
-            running -= _beaten(samples, running, plan, estimates_us)
+            beaten_now = _beaten(samples, running, plan, estimates_us)
+            beaten |= beaten_now
+            running -= beaten_now.keys()
             # A candidate that has used its time up keeps its samples and leaves; the leader too, as its own samples
             # cost the same.
             running = {i for i in running if spent_s[i] * (1 + 1 / number) <= plan.candidate_seconds}
@@ -266,35 +299,43 @@ def race(
             next_s = sum(spent_s[i] for i in running) / number
             if clock.now_s() - started + next_s > plan.seconds:
                 break
-    return RaceResult(samples)
+    return RaceResult(samples, beaten)
 
 
 def _beaten(
     samples_us: np.ndarray, running: Collection[int], plan: TimingPlan, estimates_us: Sequence[float]
-) -> set[int]:
-    """Candidates that are slower than the leader beyond doubt."""
+) -> dict[int, float]:
+    """Candidates that are slower than the leader beyond doubt -> by how much at least, as a log ratio.
+
+    What interrupts a sample only ever makes it longer, on a busy machine that of every third. So no median of few may
+    throw a candidate out: its fastest samples must agree.
+    """
     best = leader(samples_us)
     logs = np.log(samples_us)
-    rounds = len(samples_us)
-    beaten = set()
+    if not np.isfinite(logs[:, best]).any():
+        return {}  # all have failed
+    level = float(np.nanmedian(logs[:, best]))
+    hopeless = math.log(plan.hopeless)
+    beaten = {}
     for index in running:
         ratios = logs[:, index] - logs[:, best]
-        ratios = ratios[np.isfinite(ratios)]
+        ratios = np.sort(ratios[np.isfinite(ratios)])
         if index == best or not len(ratios):
             continue
-        middle = float(np.median(ratios))
-        # Of one or two samples an interruption by the system may have made any number: each of them, and the estimate
-        # made before, must say the same.
-        least = (
-            middle
-            if rounds > 2
-            else min(ratios.min(), math.log(estimates_us[index]) - np.nanmedian(logs[:, best]))
-        )
+        # The call that was timed before the race is a witness of the first rounds.
+        estimate = math.log(estimates_us[index]) - level
+        least = min(ratios[0], estimate) if len(ratios) < _WITNESSES else ratios[0]
+        # No interruption turns a short call into one that long: it leaves at once, as each of its rounds is dear.
+        fastest_us = min(np.nanmin(samples_us[:, index]), estimates_us[index])
+        long = fastest_us - _INTERRUPTION_US > plan.hopeless * math.exp(level)
+        if least > hopeless and (long or len(ratios) + 1 >= _WITNESSES):
+            beaten[index] = hopeless
+            continue
         # Three errors, and more for few rounds: 1 in 740 equal candidates is lost so, whatever the rounds.
         doubt = 3.0 * (1 + 8 / max(len(ratios) - 1, 1) ** 2) * _error(ratios)
-        slower = rounds >= plan.least_rounds and middle - doubt > plan.race_margin
-        if slower or least > math.log(plan.hopeless):
-            beaten.add(index)
+        slower = min(float(np.median(ratios)) - doubt, ratios[(len(ratios) - 1) // 4])
+        if len(samples_us) >= plan.least_rounds and slower > plan.race_margin:
+            beaten[index] = float(slower)
     return beaten
 
 
@@ -315,7 +356,7 @@ class Trial:
     """The measurements of one problem's candidates, in the table's order, and what the race says of them.
 
     Attributes:
-        measurements: one a candidate.
+        measurements: one a candidate; of the first ones alone where there was no time for the others.
         paired_log: [candidates] log latency less the leader's, paired over rounds; NaN for a failure.
         error_log: [candidates] standard error of each ``paired_log``; NaN for a failure or a single round.
     """
@@ -333,6 +374,9 @@ def measure(
     plan: TimingPlan,
     workload: str = "",
     on_candidate: Callable[[int], None] | None = None,
+    observer: Observer | None = None,
+    memory_bytes: float = math.inf,
+    budget_seconds: float = math.inf,
 ) -> Trial:
     """Check and time candidates of one problem on this machine's device.
 
@@ -345,6 +389,12 @@ def measure(
         plan: how much to measure.
         workload: written into the records.
         on_candidate: called with the number of candidates that have been checked so far.
+        observer: told what is being done.
+        memory_bytes: a problem that may need more is refused, and a candidate that may is not run: its outcome is
+            ``out_of_resources``.
+        budget_seconds: for all of it, compiling included. Where it is short, the last candidates are not checked, those
+            that were share what is left for the rounds, and the others are not in the trial. One candidate is always
+            checked, and one round completed.
 
     Raises:
         KernelcastError: the inputs or the reference cannot be made, or may not fit in memory; or the device is a GPU
@@ -362,18 +412,44 @@ def measure(
         stack.enter_context(cpu_threads(problem.threads))
         stack.enter_context(torch.inference_mode())
         clock = clock_for(device)
-        bench = _Bench(problem, device, where, clock, plan.seed)
+        end_s = clock.now_s() + budget_seconds
+        rounds_s = min(plan.seconds, _ROUNDS_SHARE * budget_seconds)
+        bench = Bench(problem, device, where, clock, plan.seed, observer or Observer(), memory_bytes)
+        facts = Facts.here(
+            problem,
+            candidates,
+            device,
+            Protocol(
+                PROTOCOL,
+                cache=clock.cache,
+                dispatch="eager",
+                flush_bytes=clock.flush_bytes,
+                inputs="normal",
+                seed=plan.seed,
+            ),
+        )
+        bench.observer.begun(facts)
+        needed = candidate_bytes(problem, candidates, device) if memory_bytes < math.inf else None
         for number, candidate in enumerate(candidates):
-            bench.prepare(number, candidate)
+            if number and clock.now_s() > end_s - rounds_s:
+                del candidates[number:]
+                break
+            if needed is not None and needed[number] > memory_bytes:
+                bench.refuse(number, needed[number], memory_bytes)
+            else:
+                bench.prepare(number, candidate)
             if on_candidate is not None:
                 on_candidate(number + 1)
         working = sorted(bench.calls)
+        bench.observer.timing()
         result = race(
             [bench.calls[number] for number in working],
             clock,
-            plan,
+            replace(plan, seconds=max(min(plan.seconds, end_s - clock.now_s()), _LEAST_SECONDS)),
             estimates_us=[bench.estimates_us[number] for number in working],
             on_error=lambda column, error: bench.fail(working[column], error),
+            on_visit=None if observer is None else lambda column: observer.visiting(working[column]),
+            on_round=None if observer is None else lambda row: observer.round(_by_number(row, working)),
         )
     paired, paired_errors = np.full(len(candidates), np.nan), np.full(len(candidates), np.nan)
     errors = np.full(len(candidates), np.nan)
@@ -382,114 +458,30 @@ def measure(
         paired[working], paired_errors[working] = result.paired_log(), result.paired_error()
         errors[working] = result.error_log()
     for column, number in enumerate(working):
-        row = result.samples_us[:, column]
-        samples[number] = tuple(float(value) for value in row[np.isfinite(row)])
+        samples[number] = finite(result.samples_us[:, column])
     paired_errors[np.isnan(paired)] = np.nan
 
-    now = time.time()
     measurements = []
     for number, candidate in enumerate(candidates):
         outcome, detail = bench.failures.get(number, ("ok", ""))
-        found = variant(problem.operation, candidate.variant)
         measurements.append(
-            Measurement(
-                problem=problem,
-                candidate=candidate,
-                device=device.name,
-                device_fingerprint=device.fingerprint,
-                environment=Environment.current(found.source_hash(), device_kind=device.kind),
-                protocol=Protocol(
-                    PROTOCOL,
-                    cache=clock.cache,
-                    dispatch="eager",
-                    flush_bytes=clock.flush_bytes,
-                    inputs="normal",
-                    seed=plan.seed,
-                    error_log=float(errors[number]),
-                ),
+            facts.record(
+                problem,
+                candidate,
                 samples_us=samples.get(number, ()),
+                error_log=float(errors[number]),
                 outcome=outcome,
                 detail=detail,
                 workload=workload,
-                created_at=now,
             )
         )
     return Trial(tuple(measurements), paired, paired_errors)
 
 
-class _Bench:
-    """The inputs and the reference of one problem, and what came of each candidate on them.
-
-    Attributes:
-        calls: candidate's number -> what to time; right ones only.
-        estimates_us: candidate's number -> rough time of a call.
-        failures: candidate's number -> (outcome, detail).
-    """
-
-    def __init__(self, problem: Problem, device: Device, where: str, clock: Clock, seed: int) -> None:
-        require_memory(problem, device)
-        self.calls: dict[int, Callable[[], Any]] = {}
-        self.estimates_us: dict[int, float] = {}
-        self.failures: dict[int, tuple[str, str]] = {}
-        self._problem, self._clock = problem, clock
-        self._operation = operation(problem.operation)
-        self._make = lambda: self._operation.make_inputs(problem, seed=seed, device=where)
-        try:
-            self._inputs = list(self._make())
-            self._pristine = [tensor.clone() for tensor in self._inputs]
-            self._expected = self._operation.reference(problem, *self._inputs)
-        except Exception as error:
-            raise KernelcastError(
-                f"The inputs and the reference of {problem} cannot be made ({type(error).__name__}: {error})."
-            ) from error
-
-    def prepare(self, number: int, candidate: Candidate) -> None:
-        """Build one candidate and check its result."""
-        output: list[Any] = []
-        try:
-            launch = variant(self._problem.operation, candidate.variant).build(
-                self._problem, candidate.parameters
-            )
-            with poisoned():
-                launch(*self._inputs)  # compiles, fills caches
-                first_us = self._clock.single_us(lambda: output.append(launch(*self._inputs)))
-            wrong = self._operation.check(self._problem, self._expected, output.pop())
-        except Exception as error:  # noqa: BLE001 - whatever a candidate raises is its outcome
-            self.fail(number, error)
-            self._changed()
-            return
-        if self._changed():
-            wrong = "changed its inputs"
-        if wrong is not None:
-            self.failures[number] = "wrong_result", wrong
-            return
-        self.calls[number] = lambda: launch(*self._inputs)
-        self.estimates_us[number] = first_us
-
-    def fail(self, number: int, error: Exception) -> None:
-        """Note what a candidate raised."""
-        self.failures[number] = _outcome(error), f"{type(error).__name__}: {error}"[:500]
-
-    def _changed(self) -> bool:
-        """Whether the inputs are not what they were; then they are made anew."""
-        import torch
-
-        if all(map(torch.equal, self._inputs, self._pristine)):
-            return False
-        self._inputs[:] = self._make()
-        return True
+def finite(column: np.ndarray) -> tuple[float, ...]:
+    """The numbers of a column that are no NaN."""
+    return tuple(float(value) for value in column[np.isfinite(column)])
 
 
-def _outcome(error: Exception) -> str:
-    """The outcome that an exception stands for, by its name: triton need not be importable here."""
-    name = type(error).__name__
-    if name in ("OutOfMemoryError", "OutOfResources", "MemoryError"):
-        return "out_of_resources"
-    if name in (
-        "CompilationError",
-        "CompileTimeAssertionFailure",
-        "UnsupportedLanguageConstruct",
-        "PTXASError",
-    ):
-        return "compile_error"
-    return "out_of_resources" if "can't allocate memory" in str(error) else "crash"
+def _by_number(row: np.ndarray, numbers: Sequence[int]) -> dict[int, float]:
+    return {number: float(value) for number, value in zip(numbers, row, strict=True) if math.isfinite(value)}

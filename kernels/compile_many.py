@@ -62,6 +62,7 @@ def compile_many(
     time_limit_s: float,
     cache: CompileCache | None = None,
     budget_s: float | None = None,
+    fill: bool = False,
 ) -> Iterator[tuple[CompileRequest, CompileFacts]]:
     """Compile the main kernels of many candidates for a target, in parallel; no GPU and no driver is needed.
 
@@ -75,6 +76,8 @@ def compile_many(
         time_limit_s: for one compile.
         cache: facts that are in it are not compiled again; new ones are added, and what took too long.
         budget_s: start no compile later than this; requests that are neither cached nor started are left out.
+        fill: leave the machine code in Triton's own cache, where launches in other processes find it. What is there
+            already is not compiled again, so the seconds are not those of a compilation.
 
     Yields:
         (request, facts), in the order in which they are done.
@@ -97,9 +100,8 @@ def compile_many(
         raise KernelcastError(
             f"Triton cannot compile for {target} ({type(error).__name__}: {error}). Install triton, which has its own tools."
         ) from error
-    return _compile_all(
-        iter(requests), target, workers, time_limit_s, cache, time.monotonic() + (budget_s or float("inf"))
-    )
+    stop_at = time.monotonic() + (budget_s or float("inf"))
+    return _compile_all(iter(requests), target, workers, time_limit_s, cache, stop_at, fill)
 
 
 def _compile_all(
@@ -109,10 +111,11 @@ def _compile_all(
     time_limit_s: float,
     cache: CompileCache | None,
     stop_at: float,
+    fill: bool,
 ) -> Iterator[tuple[CompileRequest, CompileFacts]]:
     waiting: dict[str, list[CompileRequest]] = {}  # requests by the code that is being compiled for them
     done: dict[str, CompileFacts] = {}
-    with _Pool(target, workers, time_limit_s) as pool:
+    with _Pool(target, workers, time_limit_s, fill=fill) as pool:
         for request in requests:
             try:
                 key = code_key(candidate_spec(request.problem, request.candidate, target), target)
@@ -159,8 +162,9 @@ def _answer(
 class _Pool:
     """Workers, started when there is something for them to do."""
 
-    def __init__(self, target: str, size: int, time_limit_s: float) -> None:
+    def __init__(self, target: str, size: int, time_limit_s: float, *, fill: bool = False) -> None:
         self._target = target
+        self._fill = fill
         self._size = size
         self._time_limit_s = time_limit_s
         self._workers: list[_Worker] = []
@@ -236,7 +240,7 @@ class _Pool:
         # One that is starting will take what waits.
         starting = sum(not worker.ready for worker in self._workers)
         if len(self._queue) > starting and len(self._workers) < self._size:
-            worker = _Worker(self._folder, self._target)
+            worker = _Worker(self._folder, self._target, fill=self._fill)
             self._workers.append(worker)
             self._selector.register(worker.answers, selectors.EVENT_READ, worker)
 
@@ -249,7 +253,7 @@ class _Pool:
 class _Worker:
     """One process that compiles what it is told, one kernel at a time."""
 
-    def __init__(self, folder: Path, target: str) -> None:
+    def __init__(self, folder: Path, target: str, *, fill: bool = False) -> None:
         self.ready = False
         self.key: str | None = None
         self.started = time.monotonic()
@@ -258,13 +262,14 @@ class _Worker:
         # The compiler prints to both standard streams, so answers take a pipe of their own.
         reading, writing = os.pipe()
         self.answers = os.fdopen(reading, "rb")
-        # Triton keeps what it compiles, even where its cache is not asked: not among the user's own kernels.
-        environment = {**os.environ, "TRITON_CACHE_DIR": str(folder / "triton")}
+        # Triton keeps what it compiles, even where its cache is not asked: not among the user's own kernels, unless wanted.
+        environment = dict(os.environ) if fill else {**os.environ, "TRITON_CACHE_DIR": str(folder / "triton")}
+        mode = "fill" if fill else "fresh"
         try:
             # A session of its own: Ctrl-C reaches this process alone, and the assembler that a compile starts ends with
             # its worker.
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "kernelcast.kernels.compile_many", str(writing), target],
+                [sys.executable, "-m", "kernelcast.kernels.compile_many", str(writing), target, mode],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
@@ -331,11 +336,14 @@ class _Worker:
 def _worker_main() -> None:
     """Compile the requests of standard input, one a line, and write the answers to a descriptor.
 
-    The command line has the descriptor's number and the target.
+    The command line has the descriptor's number, the target, and ``fresh`` or ``fill``.
     """
     answers = os.fdopen(int(sys.argv[1]), "w")
+    fill = sys.argv[3] == "fill"
     # Imports triton and its compiler before the clock of the first compile starts.
     compiler_key(sys.argv[2])
+    if fill:
+        import torch  # noqa: F401 - likewise: it describes arguments to Triton's launcher
 
     def answer(**message: Any) -> None:
         answers.write(json.dumps(message) + "\n")
@@ -349,6 +357,7 @@ def _worker_main() -> None:
                 Problem.from_dict(request["problem"]),
                 Candidate.from_key(request["candidate"]),
                 request["target"],
+                fresh=not fill,
             )
         # Not the compiler's refusal, which is among the facts: a tool that failed, or an operation that only the parent has.
         except Exception as error:  # noqa: BLE001

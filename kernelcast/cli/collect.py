@@ -8,6 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from kernelcast.cli.common import DefinitionArgument, JsonOption, StoreOption
+from kernelcast.cli.executors import (
+    ExecutorOption,
+    IsolateOption,
+    MaxMemoryOption,
+    RayAddressOption,
+    TimeLimitOption,
+    WorkerDeviceOption,
+)
+from kernelcast.cli.strategies import (
+    FromWorkloadsOption,
+    MeasurementsOption,
+    ReplayOption,
+    StrategyOption,
+)
 
 
 def attach(app: typer.Typer) -> None:
@@ -16,6 +30,7 @@ def attach(app: typer.Typer) -> None:
 
 
 def collect(
+    context: typer.Context,
     operation: Annotated[str | None, typer.Argument(help="An operation; leave out with --problems.")] = None,
     definition: DefinitionArgument = None,
     problems: Annotated[
@@ -23,20 +38,34 @@ def collect(
     ] = None,
     workload: Annotated[str, typer.Option("--workload", help="A name for this set of problems.")] = "default",
     subset: Annotated[
-        str, typer.Option("--subset", help="full, or default: each variant's quick subset.")
-    ] = "full",
+        str,
+        typer.Option(
+            "--subset",
+            help="full, default (each variant's quick subset), or auto: the quick subset of large spaces.",
+        ),
+    ] = "auto",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of timing at most.")] = 20,
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.01, help="Time for one problem's rounds.")
     ] = 10.0,
     budget: Annotated[
-        str | None, typer.Option("--budget", help="Stop starting problems after this long: 90s, 10m, 2h.")
+        str | None, typer.Option("--budget", help="End after this long, compiling included: 90s, 10m, 2h.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the inputs and the order.")] = 0,
+    isolate: IsolateOption = "auto",
+    max_memory: MaxMemoryOption = None,
+    time_limit: TimeLimitOption = None,
+    executor: ExecutorOption = "local",
+    ray_address: RayAddressOption = None,
+    device: WorkerDeviceOption = None,
+    strategy: StrategyOption = "exhaustive",
+    measurements: MeasurementsOption = None,
+    replay: ReplayOption = None,
+    from_workloads: FromWorkloadsOption = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the inputs, the order and the strategy.")] = 0,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure every legal candidate of some problems on this machine, and keep the measurements.
+    """Measure the legal candidates of some problems on this machine, and keep the measurements.
 
     What the store holds already is not measured again, so an interrupted run goes on where it was.
 
@@ -45,38 +74,66 @@ def collect(
       kernelcast collect gemm m=64 n=64 k=4096
 
       kernelcast collect --problems shapes.txt --workload resnet --budget 10m
+
+      kernelcast collect --problems shapes.txt --executor ray --ray-address auto --max-memory 8GiB
+
+      kernelcast collect --problems shapes.txt --strategy active --measurements 25%
+
+      kernelcast collect gemm --replay recorded --device a100 --strategy active --measurements 25% --store quarter
     """
-    from kernelcast.cli.common import console, print_json, resolve_device, resolve_store, warn_if_noisy
+    from kernelcast.cli.common import console, print_json, resolve_store, warn_if_noisy
+    from kernelcast.cli.executors import ExecutorChoice
+    from kernelcast.cli.strategies import StrategyChoice, refuse_without_replay, replayed
     from kernelcast.datasets.collect import collect as run
     from kernelcast.datasets.journal import prepare_store
     from kernelcast.datasets.timing import TimingPlan
     from kernelcast.errors import SettingsError
 
-    if subset not in ("full", "default"):
-        raise SettingsError(f"--subset is {subset!r}; it must be full or default.")
+    if subset not in ("full", "default", "auto"):
+        raise SettingsError(f"--subset is {subset!r}; it must be full, default or auto.")
     budget_seconds = parse_duration(budget)
-    hardware = resolve_device(None)
-    wanted = _problems(operation, definition, problems, hardware)
+    chosen = StrategyChoice(strategy, measurements, seed)
     folder = resolve_store(store)
-    plan = TimingPlan(rounds=rounds, seconds=seconds, seed=seed)
-    prepare_store(folder)  # says what is wrong with it before anything is measured
-    warn_if_noisy(hardware)
-    with progress_bar("collecting") as on_progress:
-        summary = run(
-            wanted,
-            hardware,
-            folder,
-            workload=workload,
-            subset=subset,
-            plan=plan,
-            budget_seconds=budget_seconds,
-            on_progress=on_progress,
-        )
+    if replay is not None:
+        with progress_bar("replaying") as on_progress:
+            summary, hardware = replayed(
+                context, replay, folder, chosen, budget_seconds=budget_seconds, on_progress=on_progress
+            )
+    else:
+        refuse_without_replay(from_workloads)
+        choice = ExecutorChoice(executor, isolate, max_memory, time_limit, ray_address, device)
+        plan = TimingPlan(rounds=rounds, seconds=seconds, seed=seed)
+        with choice.open() as (measuring, hardware, idle):
+            wanted = _problems(operation, definition, problems, hardware)
+            choosing = chosen.open(hardware)
+            prepare_store(folder)  # says what is wrong with it before anything is measured
+            if idle:
+                console(stderr=True).print(
+                    f"Not measured on, as records are of one device ({hardware.name}): {', '.join(idle)}",
+                    markup=False,
+                    soft_wrap=True,
+                )
+            if executor != "ray":
+                warn_if_noisy(hardware)
+            with progress_bar("collecting") as on_progress:
+                summary = run(
+                    wanted,
+                    hardware,
+                    folder,
+                    workload=workload,
+                    subset=subset,
+                    plan=plan,
+                    budget_seconds=budget_seconds,
+                    on_progress=on_progress,
+                    strategy=choosing,
+                    executor=measuring,
+                )
     if as_json:
         print_json(
             {
                 **vars(summary),
                 "outcomes": dict(summary.outcomes),
+                "unfinished": [vars(each) for each in summary.unfinished],
                 "store": str(folder),
                 "device": hardware.name,
             }
@@ -89,13 +146,23 @@ def collect(
     # Text, not markup: a folder's name may hold brackets.
     out = console()
     out.print(
-        f"{ended}: {summary.problems} problems, {summary.measured} candidates measured ({outcomes}), "
+        f"{ended}: {summary.problems} problems, {summary.measured} candidates "
+        f"{'measured' if replay is None else 'taken'} ({outcomes}), "
         f"{summary.known} known already, {summary.seconds:.1f} s. Store: {folder}",
         markup=False,
         soft_wrap=True,
     )
+    for sentence in summary.failures:
+        out.print(f"Failed: {sentence}", markup=False, soft_wrap=True)
     for sentence in summary.skipped:
         out.print(f"Skipped: {sentence}", markup=False, soft_wrap=True)
+    for each in summary.unfinished:
+        best = "none worked" if each.best is None else f"best so far: {each.best}, {each.latency_us:.1f} us"
+        out.print(
+            f"Incomplete: {each.problem}: {each.measured} of {each.candidates} candidates; {best}",
+            markup=False,
+            soft_wrap=True,
+        )
     if summary.interrupted:
         raise typer.Exit(130)
 

@@ -127,6 +127,9 @@ def test_every_legal_candidate_is_measured_once(tmp_path):
     # 8 has vendor and chunked twice; 9 has broken as well.
     assert (summary.problems, summary.measured, summary.known) == (2, 7, 0)
     assert summary.outcomes == {"ok": 6, "crash": 1}
+    assert summary.failures == [
+        "broken on test_collect(n=9, float32, threads=1): crash: RuntimeError: cannot be built."
+    ]
     assert summary.complete
     assert not summary.interrupted
     records = list(Store(tmp_path).measurements())
@@ -170,6 +173,18 @@ def test_a_new_variant_is_all_that_is_measured(tmp_path):
     assert len(Store(tmp_path).ids()) == 9
 
 
+def test_a_variant_that_fails_in_the_same_way_is_named_once_and_a_wrong_default_is_doubted(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Doubling, "reference", lambda self, problem, x: 3 * x.double())
+    summary = run(tmp_path, 8, 9, 11)
+    assert [(sentence.split(":")[0], "This is the default" in sentence) for sentence in summary.failures] == [
+        ("vendor on test_collect(n=8, float32, threads=1)", True),
+        ("chunked(chunks=1) on test_collect(n=8, float32, threads=1)", False),
+        ("broken on test_collect(n=9, float32, threads=1)", False),
+    ]
+
+
 def test_a_problem_given_twice_is_measured_once(tmp_path):
     summary = run(tmp_path, 8, 8)
     assert (summary.problems, summary.measured, summary.known) == (1, 3, 0)
@@ -181,7 +196,7 @@ def test_subset_and_backends_choose(tmp_path):
     assert run(tmp_path, 8).measured == 0
 
 
-def test_budget_lets_the_problem_in_hand_end_and_starts_no_other(tmp_path):
+def test_a_budget_ends_the_problem_in_hand_with_what_was_checked_and_starts_no_other(tmp_path):
     summary = run(tmp_path, 8, 10, 12, budget_seconds=1e-9)
     assert (summary.problems, summary.measured, summary.complete) == (0, 0, False)
 
@@ -190,10 +205,25 @@ def test_budget_lets_the_problem_in_hand_end_and_starts_no_other(tmp_path):
             time.sleep(0.2)
 
     summary = run(tmp_path, 8, 10, 12, budget_seconds=0.1, on_progress=slow)
-    assert (summary.problems, summary.measured) == (1, 3)
+    assert (summary.problems, summary.measured) == (1, 1)
     assert not summary.complete
     assert not summary.interrupted
-    assert run(tmp_path, 8, 10, 12).measured == 6
+    (unfinished,) = summary.unfinished
+    assert (unfinished.measured, unfinished.candidates, unfinished.best) == (1, 3, "vendor")
+    assert unfinished.latency_us > 0
+    summary = run(tmp_path, 8, 10, 12)
+    assert (summary.measured, summary.known, summary.unfinished) == (8, 1, [])
+
+
+def test_the_last_problem_cut_short_leaves_the_collection_incomplete(tmp_path):
+    def slow(progress: Progress):
+        if progress.problem is not None:
+            time.sleep(0.2)
+
+    summary = run(tmp_path, 8, budget_seconds=0.1, on_progress=slow)
+    assert (summary.measured, summary.complete) == (1, False)
+    summary = run(tmp_path, 8, budget_seconds=3600.0)
+    assert (summary.measured, summary.complete, summary.unfinished) == (2, True, [])
 
 
 def test_progress_counts_up_to_the_total(tmp_path):

@@ -1,4 +1,8 @@
-"""batched_gemm: C[i] = A[i] @ B[i], for every i of a batch."""
+"""batched_gemm: C[i] = A[i] @ B[i], for every i of a batch.
+
+gemm's ``triton_stream_k`` has no counterpart: the more tiles a batch has, the less a last, partly filled round counts, and
+where its tiles are fewer than the cores, ``triton_split_k`` divides k.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +70,9 @@ from kernelcast.kernels.ops.batched_gemm import (  # noqa: E402
     folded,  # noqa: F401
     per_item,  # noqa: F401
     split_k,  # noqa: F401
+    triton_descriptor,  # noqa: F401
     triton_gemv,  # noqa: F401
+    triton_persistent,  # noqa: F401
     triton_simd,  # noqa: F401
     triton_split_k,  # noqa: F401
     triton_tiled,  # noqa: F401
