@@ -20,9 +20,17 @@ import numpy as np
 
 from kernelcast.datasets import segments
 from kernelcast.datasets.autoheuristic_kinds import KINDS, Kind, RowError
-from kernelcast.datasets.importing import Content, Importer, Parsed, read_content, register_importer
+from kernelcast.datasets.importing import (
+    Content,
+    Importer,
+    Parsed,
+    bounded,
+    read_content,
+    register_importer,
+    shortened,
+)
 from kernelcast.datasets.record import Environment, Protocol, problem_id, record_id, shape_id
-from kernelcast.errors import ImportFileError, InvalidProblemError
+from kernelcast.errors import ImportFileError, InvalidProblemError, InvalidRecordError
 from kernelcast.kernels import Candidate, Device, Problem
 
 if TYPE_CHECKING:
@@ -46,7 +54,7 @@ class AutoHeuristic(Importer):
     example = "a100_mm.zip:a100_mm.txt --device a100 --workload random"
 
     def parse(self, file: str, *, device: Device, workload: str, on_bytes: Callable[[int], None]) -> Parsed:
-        content = read_content(file, on_bytes=on_bytes)
+        content = read_content(file, on_bytes=on_bytes, max_bytes=self.max_bytes)
         source = _read_header(file, content, device)
         return _records(source, _read_rows(source), device, workload)
 
@@ -72,7 +80,7 @@ class _Source:
     def refusal(self, row: int, problem: str) -> ImportFileError:
         """The error that names the line of a row."""
         number, _ = next(islice(self.lines(), row, None))
-        return ImportFileError(self.file, problem, line=number)
+        return ImportFileError(self.file, bounded(problem), line=number)
 
 
 def _read_header(file: str, content: Content, device: Device) -> _Source:
@@ -86,15 +94,16 @@ def _read_header(file: str, content: Content, device: Device) -> _Source:
     try:
         header = json.loads(data[:first_end])
         columns = tuple(data[first_end + 1 : second_end].decode().strip().split(","))
-    except ValueError as error:
-        raise ImportFileError(file, f"it does not begin with a line of JSON ({error}).", line=1) from error
+    except (ValueError, RecursionError) as error:
+        said = bounded(str(error) or "nested too deeply")
+        raise ImportFileError(file, f"it does not begin with a line of JSON ({said}).", line=1) from error
     kind = _read_kind(file, header)
     _check_device(file, header, device)
     expected = {*kind.numerical, *kind.categorical}
     if columns[-2:] != _TARGETS or len(columns) != len(expected) + 2 or set(columns[:-2]) != expected:
         raise ImportFileError(
             file,
-            f"the columns are {','.join(columns)}; they must be "
+            f"the columns are {bounded(','.join(columns))}; they must be "
             f"{','.join((*kind.numerical, *kind.categorical, *_TARGETS))} (features in any order).",
             line=2,
         )
@@ -107,12 +116,12 @@ def _read_kind(file: str, header: Any) -> Kind:
     kind = KINDS.get(header["name"])
     if kind is None:
         raise ImportFileError(
-            file, f"it holds {header['name']!r}; what can be read is {', '.join(KINDS)}.", line=1
+            file, f"it holds {shortened(header['name'])}; what can be read is {', '.join(KINDS)}.", line=1
         )
     for key, expected in (("numerical_features", kind.numerical), ("categorical_features", kind.categorical)):
         listed = header.get(key)
         if not isinstance(listed, list) or sorted(map(str, listed)) != sorted(expected):
-            raise ImportFileError(file, f"{key} is {listed!r}; it must be {list(expected)}.", line=1)
+            raise ImportFileError(file, f"{key} is {shortened(listed)}; it must be {list(expected)}.", line=1)
     return kind
 
 
@@ -121,7 +130,9 @@ def _check_device(file: str, header: dict[str, Any], device: Device) -> None:
     pair = capability if isinstance(capability, list) and len(capability) == 2 else [None, None]
     if not all(type(value) is int for value in (*pair, shared)):
         raise ImportFileError(
-            file, f"device_capa is {capability!r} and shared_memory {shared!r}; they must be numbers.", line=1
+            file,
+            f"device_capa is {shortened(capability)} and shared_memory {shortened(shared)}; they must be numbers.",
+            line=1,
         )
     major, minor = pair
     prefix = "gfx" if device.vendor == "amd" else "sm"
@@ -173,7 +184,7 @@ def _read_rows(source: _Source) -> pa.Table:
     except pa.ArrowException as error:
         _raise_first_fault(source)
         # Reached only if pyarrow is stricter than the line-by-line reading.
-        raise ImportFileError(source.file, f"its rows cannot be read: {error}.") from error
+        raise ImportFileError(source.file, f"its rows cannot be read: {bounded(str(error))}.") from error
     rows = rows.unify_dictionaries().combine_chunks()
     feedback_ms = rows.column("feedback").to_numpy()
     # Not a number, zero, negative; or too large for anything but a fault.
@@ -195,7 +206,7 @@ def _raise_first_fault(source: _Source) -> None:
     for number, line in lines:
         problem = _fault(line, source)
         if problem:
-            raise ImportFileError(source.file, problem, line=number)
+            raise ImportFileError(source.file, bounded(problem), line=number)
     if unfinished is not None:
         raise ImportFileError(
             source.file,
@@ -213,7 +224,8 @@ def _fault(line: bytes, source: _Source) -> str | None:
         return f"the line has {len(fields)} fields; it must have {len(source.columns)}."
     for name, value in zip(source.columns, fields, strict=True):
         if name in source.kind.numerical:
-            if not value.strip().removeprefix("-").isdecimal() or abs(int(value)) >= 2**63:
+            digits = value.strip().removeprefix("-")
+            if not digits.isdecimal() or len(digits) > 19 or abs(int(value)) >= 2**63:
                 return f"{name} is {value!r}; it must be a whole number."
         elif name == "feedback":
             try:
@@ -289,11 +301,15 @@ def _candidates(source: _Source, rows: pa.Table) -> tuple[list[Candidate], np.nd
     candidates: dict[Candidate, int] = {}
     number_of_code = np.empty(len(column.dictionary), dtype=np.int64)
     for code, choice in enumerate(column.dictionary.to_pylist()):
-        candidate = source.kind.candidate(choice)
+        try:
+            candidate = source.kind.candidate(choice)
+        except (InvalidRecordError, ValueError):
+            # A number that no config holds.
+            candidate = None
         if candidate is None:
             row = int(np.flatnonzero(codes == code)[0])
             raise source.refusal(
-                row, f"the choice {choice!r} is not known; it must be {source.kind.choices}."
+                row, f"the choice {shortened(choice)} is not known; it must be {source.kind.choices}."
             )
         number_of_code[code] = candidates.setdefault(candidate, len(candidates))
     return list(candidates), number_of_code[codes]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kernelcast.datasets import segments
-from kernelcast.datasets.importing import Content, Parsed, read_content
+from kernelcast.datasets.importing import Content, Parsed, read_content, shortened
 from kernelcast.datasets.record import Environment, Measurement, Protocol
 from kernelcast.datasets.timing import RaceResult
 from kernelcast.errors import (
@@ -37,29 +37,32 @@ MAX_US = 3.2e16
 #: Longest name that is made of what a file says.
 _NAME_LENGTH = 60
 
+_WHOLE = re.compile(r"[+-]?\d{1,18}")
+
 #: Half of a character that JSON writes as two escapes. Alone it is no text.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_json(
-    file: str, *, on_bytes: Callable[[int], None], unclosed: str | None = None
+    file: str,
+    *,
+    on_bytes: Callable[[int], None],
+    max_bytes: int = MAX_JSON_BYTES,
+    unclosed: str | None = None,
 ) -> tuple[Content, Any]:
     """A file's own name and content, and what its JSON says.
 
     Args:
         file: as the user wrote it; see :func:`kernelcast.datasets.importing.read_content`.
         on_bytes: called with the number of bytes unpacked since the last call.
+        max_bytes: more is refused.
         unclosed: the ending that the format's own tool lets be absent, after a comma or none.
 
     Raises:
         ImportFileError: it cannot be read, is too large, or is not JSON; or an object holds one name twice.
     """
-    content = read_content(file, on_bytes=on_bytes, max_bytes=MAX_JSON_BYTES)
-    try:
-        text = content.data.decode()
-    except UnicodeDecodeError as error:
-        line = content.data.count(b"\n", 0, error.start) + 1
-        raise ImportFileError(file, "it is not text in UTF-8.", line=line) from error
+    content = read_content(file, on_bytes=on_bytes, max_bytes=max_bytes)
+    text = text_of(file, content)
     if not text.strip():
         raise ImportFileError(file, "it is empty.")
 
@@ -101,10 +104,17 @@ def read_json(
     return content, value
 
 
-def shortened(value: Any) -> str:
-    """A value of a file as a message quotes it: of a bounded length, on one line."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def text_of(file: str, content: Content) -> str:
+    """A file's text.
+
+    Raises:
+        ImportFileError: it is not in UTF-8.
+    """
+    try:
+        return content.data.decode()
+    except UnicodeDecodeError as error:
+        line = content.data.count(b"\n", 0, error.start) + 1
+        raise ImportFileError(file, "it is not text in UTF-8.", line=line) from error
 
 
 def slug(text: str) -> str:
@@ -131,11 +141,14 @@ def operation_name(given: str | None, otherwise: str) -> str:
 
 
 def known_operation(name: str) -> Any:
-    """The operation of the catalogue with that name, or None."""
+    """The operation of the catalogue with that name, or None; one that was built from records is none of it."""
+    from kernelcast.datasets.recorded import RecordedOperation
+
     try:
-        return operation(name)
+        found = operation(name)
     except UnknownNameError:
         return None
+    return None if isinstance(found, RecordedOperation) else found
 
 
 def problem_of(
@@ -160,6 +173,74 @@ def problem_of(
         raise InvalidProblemError(f"{name}: a name is used twice, or for something else than it means.")
     found: Problem = known.schema.problem(dtype=dtype, allow_tf32=allow_tf32, threads=threads, **values)
     return found
+
+
+class RowFault(ValueError):
+    """A value of a row is not what its name takes; the text says why."""
+
+
+def typed(value: Any) -> Any:
+    """A value of a table: what a text says, if it is a whole number or a flag."""
+    if not isinstance(value, str):
+        return value
+    word = value.strip()
+    if _WHOLE.fullmatch(word):
+        return int(word)
+    return word.lower() == "true" if word.lower() in ("true", "false") else word
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number.
+
+    Raises:
+        RowFault: it is none.
+    """
+    found = typed(value)
+    # Parquet columns with gaps hold whole numbers as fractions.
+    if isinstance(found, float) and found.is_integer() and abs(found) < 2**53:
+        found = int(found)
+    if type(found) is not int:
+        raise RowFault(f"{name} is {shortened(value)}; it must be a whole number.")
+    return found
+
+
+def problem_of_facts(operation: str, facts: Mapping[str, Any]) -> Problem:
+    """A problem from values by name, as a table's columns or a tuning key hold them.
+
+    A name is ``dtype``, ``allow_tf32``, ``threads``, ``option.NAME`` (of an operation that the catalogue lacks), an
+    option of the catalogue's schema, or else a dimension.
+
+    Raises:
+        RowFault: a value is not what its name takes.
+        InvalidProblemError: the catalogue's schema refuses it.
+    """
+    known = known_operation(operation)
+    options: dict[str, Any] = {}
+    dims: dict[str, int] = {}
+    kinds = {} if known is None else {option.name: option for option in known.schema.options}
+    for name, value in facts.items():
+        if name in ("dtype", "allow_tf32", "threads"):
+            continue
+        if name.startswith("option."):
+            options[name.removeprefix("option.")] = typed(value)
+        elif name in kinds:
+            options[name] = typed(value)
+        else:
+            dims[name] = whole(name, value)
+    allow_tf32 = typed(facts.get("allow_tf32", False))
+    dtype = facts.get("dtype", "unknown" if known is None else "float32")
+    if not isinstance(dtype, str) or not isinstance(allow_tf32, bool):
+        raise RowFault(
+            f"dtype is {shortened(dtype)} and allow_tf32 {shortened(allow_tf32)}; they must be a text and a flag."
+        )
+    return problem_of(
+        operation,
+        dims,
+        dtype.strip(),
+        options,
+        allow_tf32=allow_tf32,
+        threads=whole("threads", facts.get("threads", 0)),
+    )
 
 
 def check_device(file: str, recorded_name: str, device: Device) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import lzma
+import struct
 import time
 import zipfile
 import zlib
@@ -15,8 +17,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, ClassVar, TypeVar
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, ClassVar, TypeVar, cast
 
 from kernelcast.errors import ImportFileError, KernelcastError, SettingsError, UnknownNameError
 from kernelcast.kernels import Device
@@ -35,6 +37,20 @@ _RATIO_FREE_BYTES = 2**20
 
 _CHUNK_BYTES = 2**20
 
+_GZIP, _ZIPS = b"\x1f\x8b", (b"PK\x03\x04", b"PK\x05\x06")
+
+#: How a Parquet file begins, the one format here that is no text.
+PARQUET = b"PAR1"
+
+#: Marks with which other encodings of text begin; that of UTF-8 is passed over.
+_UTF8_MARK, _UTF16_MARKS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
+
+#: Characters of a message of which parts are a file's.
+_LONGEST_MESSAGE = 600
+
+#: Members of an archive that a message lists.
+_LISTED = 8
+
 #: (bytes parsed, bytes of the files known so far).
 OnProgress = Callable[[int, int], None]
 
@@ -49,6 +65,9 @@ class Parsed:
         rows: lines of measurements in the file.
         problems: distinct problems in the file.
         dropped: repeats that failed while others of the same candidate worked: they are in no record.
+        identity: what no two files of one command may share, or the records of one would be taken for those of the
+            other; the source where it is empty.
+        devices: facts of devices that the file brings along.
     """
 
     source: str
@@ -56,6 +75,8 @@ class Parsed:
     rows: int
     problems: int
     dropped: int
+    identity: str = ""
+    devices: tuple[Device, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,6 +135,10 @@ class Importer(ABC):
     #: Files, device and workload of the example in the command's help.
     example: ClassVar[str]
     options: ClassVar[tuple[ImportOption, ...]] = ()
+    #: Whether the files say device and workload themselves, so that the command need not.
+    self_describing: ClassVar[bool] = False
+    #: A file that unpacks to more than this is refused, unless the command allows more.
+    max_bytes: int = MAX_BYTES
 
     def __init__(self, given: Mapping[str, str]) -> None:
         known = [option.name for option in self.options]
@@ -135,8 +160,8 @@ class Importer(ABC):
 
         Args:
             file: as the user wrote it: a path, or ``FILE.zip:member``.
-            device: where the file was measured, as the user says.
-            workload: the column ``workload`` of every row.
+            device: where the file was measured, as the user says; for a self-describing file perhaps None.
+            workload: the column ``workload`` of every row; for a self-describing file perhaps empty: as it says.
             on_bytes: called with the number of bytes unpacked or parsed since the last call.
 
         Raises:
@@ -150,9 +175,11 @@ _importers: dict[str, type[Importer]] = {}
 _MODULES = (
     "autoheuristic",
     "kernel_tuner",
+    "records_file",
     "t4",
-    "tunableop",
     "table_file",
+    "triton_autotune",
+    "tunableop",
 )
 
 ImporterT = TypeVar("ImporterT", bound=type[Importer])
@@ -193,10 +220,11 @@ def import_files(
     name: str,
     files: Sequence[str],
     *,
-    device: Device,
-    workload: str,
+    device: Device | None = None,
+    workload: str = "",
     store: Path,
     options: Mapping[str, str] | None = None,
+    max_bytes: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> ImportSummary:
     """Read files of measurements and add them to a store: all of them, or nothing.
@@ -204,15 +232,16 @@ def import_files(
     Args:
         name: of the importer.
         files: paths; a member of a zip file is ``FILE.zip:member``.
-        device: where they were measured.
-        workload: the set of problems that they hold, such as ``"hf-train"``.
+        device: where they were measured; may be left out where the files say so (:attr:`Importer.self_describing`).
+        workload: the set of problems that they hold, such as ``"hf-train"``; likewise.
         store: folder of the store; created if there is none.
         options: what the importer must or may be told: :attr:`Importer.options`.
+        max_bytes: a file that unpacks to more is refused; :attr:`Importer.max_bytes` where None.
         on_progress: called now and then.
 
     Raises:
         UnknownNameError: no such importer.
-        SettingsError: the workload's name is empty, or an option is unknown, missing or wrong.
+        SettingsError: the device or the workload's name is missing, or an option is unknown, missing or wrong.
         ImportFileError: a file is broken or contradicts the device, or two have one name. Nothing was kept.
         StoreError: the store cannot be written.
     """
@@ -221,8 +250,15 @@ def import_files(
 
     pa = require_arrow()
     reader = importer(name)(options or {})
-    if not workload.strip():
-        raise SettingsError("The workload has no name. Name the set of problems, such as hf-train.")
+    if max_bytes is not None:
+        reader.max_bytes = max_bytes
+    if not reader.self_describing:
+        if not workload.strip():
+            raise SettingsError("The workload has no name. Name the set of problems, such as hf-train.")
+        if device is None:
+            raise SettingsError(
+                f"The files of {name} do not say on which device they were measured. Name it."
+            )
     started = time.monotonic()
     done = 0
     total = sum(_size(file) for file in files)
@@ -237,17 +273,23 @@ def import_files(
     parsed: list[Parsed] = []
     seen: dict[str, str] = {}
     for file in files:
-        found = reader.parse(file, device=device, workload=workload, on_bytes=report)
-        if found.source in seen:
+        # Only an importer of self-describing files, which takes None, is given it.
+        found = reader.parse(file, device=cast(Device, device), workload=workload, on_bytes=report)
+        identity = found.identity or found.source
+        if identity in seen:
             raise ImportFileError(
                 file,
-                f"its records would be taken for those of {seen[found.source]}: both come from {found.source!r}. "
+                f"its records would be taken for those of {seen[identity]}: both come from {identity!r}. "
                 "Name each file once; rename one if they differ.",
             )
-        seen[found.source] = file
+        seen[identity] = file
         parsed.append(found)
+    if not parsed:
+        raise SettingsError("No file is named. Name at least one.")
     target = Store(store)
-    target.add_device(device)
+    devices = {each.fingerprint: each for found in parsed for each in found.devices}
+    for each in devices.values() if reader.self_describing or device is None else [device]:
+        target.add_device(each)
     result = target.add_table(pa.concat_tables([found.table for found in parsed]))
     return ImportSummary(
         files=len(parsed),
@@ -269,32 +311,67 @@ class Content:
 
 
 def read_content(
-    file: str, *, on_bytes: Callable[[int], None], max_bytes: int = MAX_BYTES, max_ratio: int = MAX_RATIO
+    file: str,
+    *,
+    on_bytes: Callable[[int], None],
+    max_bytes: int = MAX_BYTES,
+    max_ratio: int = MAX_RATIO,
+    nul: bool = False,
 ) -> Content:
     """Unpack a plain file, a ``.gz``, a zip of one file, or ``FILE.zip:member``.
 
+    What is no Parquet file is text in UTF-8: a byte-order mark is left out. ``nul`` says whether it may hold NUL bytes,
+    as no tool but ours writes.
+
     Raises:
         ImportFileError: there is no such file or member; the zip holds several and none is named; the packing is
-            broken; or more than ``max_bytes``, or more than ``max_ratio`` times the packed size, comes out.
+            broken, or within another one; more than ``max_bytes``, or more than ``max_ratio`` times the packed size,
+            comes out; or a text is in UTF-16, or holds a NUL byte.
     """
+    try:
+        content = _unpacked(file, on_bytes, max_bytes, max_ratio)
+    except OSError as error:
+        raise ImportFileError(file, f"it cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        # A path that holds a NUL byte.
+        raise ImportFileError(repr(file), f"it cannot be read: {error}.") from error
+    data = content.data
+    if data.startswith(PARQUET):
+        return content
+    if data.startswith(_UTF16_MARKS):
+        raise ImportFileError(file, "it is text in UTF-16, not in UTF-8. Save it as UTF-8.", line=1)
+    at = -1 if nul else data.find(b"\0")
+    if at >= 0:
+        raise ImportFileError(
+            file,
+            f"it is no text: byte {at} is NUL. It was changed, or is of another format.",
+            line=data.count(b"\n", 0, at) + 1,
+        )
+    return Content(content.name, data.removeprefix(_UTF8_MARK))
+
+
+def _unpacked(file: str, on_bytes: Callable[[int], None], max_bytes: int, max_ratio: int) -> Content:
     path, member = Path(file), ""
     if not path.exists() and ".zip:" in file:
         archive, _, member = file.partition(".zip:")
         path = Path(f"{archive}.zip")
-    try:
-        with path.open("rb") as packed:
-            magic = packed.read(4)
-            packed.seek(0)
-            size = path.stat().st_size
-            if magic == b"PK\x03\x04" or member:
-                return _read_zip(file, packed, member, on_bytes, max_bytes, max_ratio)
-            if magic[:2] == b"\x1f\x8b":
-                with gzip.GzipFile(fileobj=packed) as stream, _broken(file, "gzip"):
-                    data = _read_limited(stream, file, size, on_bytes, max_bytes, max_ratio)
-                return Content(path.name.removesuffix(".gz"), data)
+    with path.open("rb") as packed:
+        magic = packed.read(4)
+        packed.seek(0)
+        size = path.stat().st_size
+        if magic in _ZIPS or member:
+            content = _read_zip(file, packed, member, on_bytes, max_bytes, max_ratio)
+        elif magic.startswith(_GZIP):
+            with gzip.GzipFile(fileobj=packed) as stream, _broken(file, "gzip"):
+                data = _read_limited(stream, file, size, on_bytes, max_bytes, max_ratio)
+            content = Content(path.name.removesuffix(".gz"), data)
+        else:
             return Content(path.name, _read_limited(packed, file, size, on_bytes, max_bytes, max_ratio))
-    except OSError as error:
-        raise ImportFileError(file, f"it cannot be read: {error.strerror or error}.") from error
+    if content.data.startswith((_GZIP, *_ZIPS)):
+        raise ImportFileError(
+            file, f"what it unpacks to, {content.name!r}, is packed again. Unpack it once first."
+        )
+    return content
 
 
 def _read_zip(
@@ -312,20 +389,38 @@ def _read_zip(
             for info in archive.infolist()
             if not info.is_dir() and not info.filename.startswith("__MACOSX/")
         ]
-        if member:
-            chosen = [info for info in found if info.filename == member] or [
-                info for info in found if Path(info.filename).name == member
-            ]
-        else:
-            chosen = found
-        if len(chosen) != 1:
-            listed = ", ".join(info.filename for info in found) or "no files"
-            wrong = f"it has no member {member!r}" if member else "it is not clear which member is meant"
-            raise ImportFileError(file, f"{wrong}. It holds {listed}. Name one: FILE.zip:MEMBER.")
-        info = chosen[0]
+        info = _chosen(file, found, member)
         with archive.open(info) as stream:
             data = _read_limited(stream, file, info.compress_size, on_bytes, max_bytes, max_ratio)
-        return Content(Path(info.filename).name, data)
+        return Content(PurePosixPath(info.filename).name, data)
+
+
+def _chosen(file: str, found: Sequence[zipfile.ZipInfo], member: str) -> zipfile.ZipInfo:
+    """The one member of an archive that is meant: by its whole name, or else by its name without folders."""
+    chosen = list(found)
+    if member:
+        chosen = [info for info in found if info.filename == member] or [
+            info for info in found if PurePosixPath(info.filename).name == member
+        ]
+    names = [info.filename for info in chosen]
+    if len(chosen) > 1 and len(set(names)) == 1:
+        raise ImportFileError(
+            file, f"it holds {len(chosen)} members of the name {names[0]!r}. It was damaged: pack it again."
+        )
+    if len(chosen) != 1:
+        listed = ", ".join(repr(info.filename)[1:-1] for info in found[:_LISTED]) or "no files"
+        more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+        wrong = "it is not clear which member is meant"
+        if member and not chosen:
+            wrong = f"it has no member {member!r}"
+        raise ImportFileError(file, f"{wrong}. It holds {listed}{more}. Name one: FILE.zip:MEMBER.")
+    name = names[0]
+    # Nothing is written where a name says. But no tool packs such names, so the archive is not what it seems.
+    if name.startswith("/") or "\\" in name or ".." in PurePosixPath(name).parts or not name.isprintable():
+        raise ImportFileError(
+            file, f"its member {name!r} has a name that leads out of the archive, or is none. Pack it again."
+        )
+    return chosen[0]
 
 
 def _read_limited(
@@ -344,7 +439,10 @@ def _read_limited(
         count += len(chunk)
         on_bytes(len(chunk))
         if count > max_bytes:
-            raise ImportFileError(file, f"it unpacks to more than {max_bytes} bytes. Split it.")
+            raise ImportFileError(
+                file,
+                f"it holds more than {max_bytes:,} bytes unpacked. Split it, or allow more with --max-size.",
+            )
         if count > _RATIO_FREE_BYTES and count > max_ratio * packed_bytes:
             raise ImportFileError(
                 file,
@@ -354,15 +452,30 @@ def _read_limited(
     return b"".join(chunks)
 
 
+def shortened(value: object) -> str:
+    """A value of a file as a message quotes it: of a bounded length, on one line."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def bounded(text: str) -> str:
+    """What a message says of a file's content: on one line, and no longer than a few."""
+    line = "".join(char if char.isprintable() else "?" for char in text[: _LONGEST_MESSAGE + 1])
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}..."
+
+
+_DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile, OverflowError)
+
+
 @contextmanager
 def _broken(file: str, packing: str) -> Iterator[None]:
     """Turn what the standard library says of a broken archive into one sentence."""
     try:
         yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile) as error:
-        raise ImportFileError(
-            file, f"the {packing} file is broken ({error or type(error).__name__}). Fetch it again."
-        ) from error
+    except (*_DAMAGE, struct.error, UnicodeDecodeError, ValueError, IndexError) as error:
+        # Of damaged headers zipfile lets errors of every kind through. Its messages may quote a name of any bytes.
+        said = shortened(str(error) or type(error).__name__)
+        raise ImportFileError(file, f"the {packing} file is broken ({said}). Fetch it again.") from error
     except (RuntimeError, NotImplementedError) as error:
         raise ImportFileError(file, f"the {packing} file cannot be unpacked here: {error}.") from error
 
@@ -371,5 +484,5 @@ def _size(file: str) -> int:
     """Bytes of a file before it is unpacked; 0 if it is a member or missing."""
     try:
         return Path(file).stat().st_size
-    except OSError:
+    except (OSError, ValueError):
         return 0

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kernelcast.datasets.imported import (
+    MAX_JSON_BYTES,
     Records,
     check_device,
     operation_name,
@@ -58,9 +59,10 @@ class KernelTuner(Importer):
     doc = "Cache files of Kernel Tuner (JSON); plain, .gz or in a .zip. Each kernel becomes an operation of its own."
     example = "gemm_RTX_3090.json.gz --device rtx-3090 --workload benchmark-hub"
     options = (OPERATION,)
+    max_bytes = MAX_JSON_BYTES
 
     def parse(self, file: str, *, device: Device, workload: str, on_bytes: Callable[[int], None]) -> Parsed:
-        content, data = read_json(file, on_bytes=on_bytes, unclosed="}}")
+        content, data = read_json(file, on_bytes=on_bytes, max_bytes=self.max_bytes, unclosed="}}")
         if not isinstance(data, dict):
             raise ImportFileError(file, "it is no Kernel Tuner cache: its JSON is no object.")
         kernel, cache = _field(file, data, "kernel_name", str), _field(file, data, "cache", dict)

@@ -4,19 +4,23 @@ A file is one JSON object; each of its ``results`` has a ``configuration``, ``ti
 (what went wrong, or ``"correct"``) and ``measurements``. ``metadata.timeunit`` names the unit; milliseconds where it does
 not. Source of the format: kernel_tuner/schema/T4/1.0.0/results-schema.json of Kernel Tuner 1.0.
 
-The format says neither operation, problem nor variant. An export adds them (``metadata.kernelcast``, and ``variant`` in
-each result), where other readers pass over them.
+The format says neither operation, problem nor variant. They are made of the file's name, given, or read from the T1 file
+that describes the space. An export of ours adds them (``metadata.kernelcast``, and ``kernelcast`` in each result with all
+else that a record holds), where other readers pass over them: such a file comes back as the same records.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Unpack
 
+from kernelcast.datasets import segments
 from kernelcast.datasets.imported import (
+    MAX_JSON_BYTES,
     Records,
     operation_name,
     plain_configs,
@@ -28,11 +32,19 @@ from kernelcast.datasets.imported import (
 )
 from kernelcast.datasets.importing import Importer, ImportOption, Parsed, register_importer
 from kernelcast.datasets.journal import write_durably
-from kernelcast.datasets.kernel_tuner import FAILURES, OPERATION, created_at, sized_problem
+from kernelcast.datasets.kernel_tuner import (
+    FAILURES,
+    OPERATION,
+    created_at,
+    kernel_operation,
+    sized_problem,
+)
 from kernelcast.datasets.query import Conditions
 from kernelcast.datasets.record import Environment, Measurement
+from kernelcast.datasets.records_file import record_fault
 from kernelcast.datasets.store import Store
-from kernelcast.errors import ImportFileError, InvalidProblemError, StoreError
+from kernelcast.datasets.t1 import read_t1
+from kernelcast.errors import ImportFileError, InvalidProblemError, InvalidRecordError, StoreError
 from kernelcast.kernels import Device, Problem
 
 #: What ``invalidity`` means. A config against the constraints was not run.
@@ -77,11 +89,21 @@ class T4(Importer):
     example = "convolution_milo_A100_T4.json.gz --device a100 --workload benchmark-hub"
     options = (
         OPERATION,
+        ImportOption(
+            "space",
+            "The T1 file of the space, which says kernel, size and what configs there are; those of the results are checked.",
+        ),
         ImportOption("problem-size", "The problem's size, which the format does not say: X, X,Y or X,Y,Z."),
     )
 
+    max_bytes = MAX_JSON_BYTES
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        super().__init__(given)
+        self._space = read_t1(given["space"]) if "space" in given else None
+
     def parse(self, file: str, *, device: Device, workload: str, on_bytes: Callable[[int], None]) -> Parsed:
-        content, data = read_json(file, on_bytes=on_bytes)
+        content, data = read_json(file, on_bytes=on_bytes, max_bytes=self.max_bytes)
         results = data.get("results") if isinstance(data, dict) else None
         if not isinstance(results, list):
             raise ImportFileError(file, "it is no T4 file: its JSON has no list of results.")
@@ -94,11 +116,26 @@ class T4(Importer):
                 file, f"metadata.timeunit is {shortened(unit)}; it must be one of {', '.join(_UNITS_US)}."
             )
         exported = metadata.get("kernelcast")
-        problem = self._problem(file, content.name, exported)
         for number, result in enumerate(results):
             if not isinstance(result, dict) or not isinstance(result.get("configuration"), dict):
                 raise ImportFileError(file, f"results[{number}] has no configuration.")
+        if (
+            isinstance(exported, dict)
+            and not self.given
+            and results
+            and all(isinstance(each.get("kernelcast"), dict) for each in results)
+        ):
+            stated = exported.get("problem")
+            return _own_records(file, content.name, stated, results, device, workload)
+        problem = self._problem(file, content.name, exported)
         configs = [result["configuration"] for result in results]
+        for number, config in enumerate(configs if self._space else ()):
+            fault = self._space.fault(config) if self._space else ""
+            if fault and results[number].get("invalidity") != "constraints":
+                raise ImportFileError(
+                    file,
+                    f"results[{number}].configuration is not of the space in {self.given['space']}: {fault}.",
+                )
         if exported is None:
             configs = plain_configs(file, configs, lambda number: f"results[{number}].configuration")
         records = Records(
@@ -130,7 +167,7 @@ class T4(Importer):
 
     def _problem(self, file: str, name: str, exported: Any) -> Problem:
         """The file's problem: as an export says, or from the options and the file's name."""
-        if exported is not None and "operation" not in self.given and "problem-size" not in self.given:
+        if exported is not None and not self.given:
             try:
                 found = Problem.from_dict(exported["problem"])
                 return problem_of(
@@ -145,13 +182,56 @@ class T4(Importer):
                 raise ImportFileError(
                     file, f"metadata.kernelcast holds no problem: {shortened(str(error))}."
                 ) from error
-        stem = slug(Path(name).name.split(".")[0]).removesuffix("_t4")
+        otherwise = f"t4_{slug(name.split('.')[0]).removesuffix('_t4')}"
+        if self._space is not None:
+            otherwise = kernel_operation(self._space.kernel)
         size = self.given.get("problem-size")
         return sized_problem(
             file,
-            operation_name(self.given.get("operation"), f"t4_{stem}"),
-            None if size is None else size.split(","),
+            operation_name(self.given.get("operation"), otherwise),
+            size.split(",") if size is not None else self._space.size if self._space else None,
         )
+
+
+def _own_records(
+    file: str, name: str, problem: Any, results: list[dict[str, Any]], device: Device, workload: str
+) -> Parsed:
+    """The records of an export of ours, as they were but for the workload."""
+    records: dict[str, Measurement] = {}
+    for number, result in enumerate(results):
+        where = f"results[{number}]"
+        times, rest = result.get("times"), result["kernelcast"]
+        try:
+            record = Measurement.from_dict(
+                {
+                    **rest,
+                    "problem": problem,
+                    "candidate": {"variant": result["variant"], "config": result["configuration"]},
+                    "samples_us": times.get("runtimes", []) if isinstance(times, dict) else None,
+                    "workload": workload,
+                }
+            )
+            fault = record_fault(record)
+        except (InvalidRecordError, KeyError, TypeError) as error:
+            raise ImportFileError(file, f"{where} is no record: {shortened(str(error))}.") from error
+        if not fault and record.id != rest.get("id"):
+            fault = f"the id {shortened(rest.get('id'))} is not that of the record; the file was changed."
+        if not fault and record.device_fingerprint != device.fingerprint:
+            fault = (
+                f"it was measured on {shortened(record.device)} ({shortened(record.device_fingerprint)}), but --device "
+                f"is {device.name} ({device.fingerprint})."
+            )
+        if fault:
+            raise ImportFileError(file, f"{where}: {fault}")
+        records[record.id] = record
+    return Parsed(
+        source=name,
+        table=segments.table_of(records.values()),
+        rows=len(results),
+        problems=1,
+        dropped=0,
+        identity=file,
+    )
 
 
 def export_t4(store: Store, path: Path, *, overwrite: bool = False, **conditions: Unpack[Conditions]) -> int:
@@ -194,11 +274,15 @@ def export_t4(store: Store, path: Path, *, overwrite: bool = False, **conditions
 def _result(record: Measurement) -> dict[str, Any]:
     ok = record.outcome == "ok"
     invalidity, word = ("correct", "") if ok else _EXPORTED[record.outcome]
-    timestamp = (
-        {"timestamp": datetime.fromtimestamp(record.created_at, UTC).isoformat()} if record.created_at else {}
-    )
+    timestamp = {}
+    # A time that no calendar has stands in the record alone.
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        if record.created_at:
+            timestamp = {"timestamp": datetime.fromtimestamp(record.created_at, UTC).isoformat()}
+    stated = ("problem", "candidate", "samples_us", "workload")
     return {
         **timestamp,
+        "kernelcast": {name: value for name, value in record.to_dict().items() if name not in stated},
         "configuration": record.candidate.parameters,
         "variant": record.candidate.variant,
         "times": {"runtimes": list(record.samples_us)} if ok else {},

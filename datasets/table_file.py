@@ -13,29 +13,32 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from kernelcast.datasets import segments
 from kernelcast.datasets.imported import (
     MAX_US,
     Records,
+    RowFault,
     known_operation,
     plain_configs,
-    problem_of,
+    problem_of_facts,
+    read_json,
     shortened,
     slug,
+    text_of,
+    typed,
 )
 from kernelcast.datasets.importing import (
+    PARQUET,
     Content,
     Importer,
     ImportOption,
     Parsed,
+    bounded,
     read_content,
     register_importer,
 )
@@ -43,16 +46,13 @@ from kernelcast.datasets.record import OUTCOMES, Environment
 from kernelcast.errors import ImportFileError, InvalidProblemError, SettingsError
 from kernelcast.kernels import Device, Problem
 
-_UNITS_US = {"latency_ns": 1e-3, "latency_us": 1.0, "latency_ms": 1e3, "latency_s": 1e6}
+#: A file that says what the columns mean has one short line a column.
+_MAX_MAP_BYTES = 2**20
 
-_PLAIN = ("variant", "dtype", "allow_tf32", "threads", "outcome")
+_UNITS_US = {"latency_ns": 1e-3, "latency_us": 1.0, "latency_ms": 1e3, "latency_s": 1e6}
 
 #: Rows are objects while they are read; more of them than this do not fit.
 _MAX_ROWS = 5_000_000
-
-_MAX_BYTES = 2**30
-
-_WHOLE = re.compile(r"[+-]?\d{1,18}")
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Table(Importer):
         ),
     )
 
+    max_bytes = 2**30
+
     def __init__(self, given: Mapping[str, str]) -> None:
         super().__init__(given)
         self._operation = self.given["operation"]
@@ -91,9 +93,9 @@ class Table(Importer):
         self._map = _read_map(self.given["map"])
 
     def parse(self, file: str, *, device: Device, workload: str, on_bytes: Callable[[int], None]) -> Parsed:
-        content = read_content(file, on_bytes=on_bytes, max_bytes=_MAX_BYTES)
+        content = read_content(file, on_bytes=on_bytes, max_bytes=self.max_bytes)
         wanted = sorted({*self._map.columns.values()})
-        parquet = content.data[:4] == b"PAR1"
+        parquet = content.data.startswith(PARQUET)
         rows = list(_parquet_rows(file, content, wanted) if parquet else _csv_rows(file, content, wanted))
         numbers = [number for number, _ in rows]
         values = [
@@ -107,14 +109,14 @@ class Table(Importer):
         def refusal(number: int, problem: str) -> ImportFileError:
             # A Parquet file has no lines.
             if parquet:
-                return ImportFileError(file, f"row {numbers[number]}: {problem}")
-            return ImportFileError(file, problem, line=numbers[number])
+                return ImportFileError(file, f"row {numbers[number]}: {bounded(problem)}")
+            return ImportFileError(file, bounded(problem), line=numbers[number])
 
         configs = plain_configs(
             file,
             [
                 {
-                    name.removeprefix("config."): _typed(value)
+                    name.removeprefix("config."): typed(value)
                     for name, value in row.items()
                     if name.startswith("config.")
                 }
@@ -139,12 +141,14 @@ class Table(Importer):
                     and not name.startswith("config.")
                 }
                 key = repr(facts)
-                problem = problems.get(key) or problems.setdefault(key, _problem(self._operation, facts))
+                problem = problems.get(key) or problems.setdefault(
+                    key, problem_of_facts(self._operation, facts)
+                )
                 variant = row.get("variant", "table")
                 if not isinstance(variant, str) or not variant.strip():
-                    raise _RowFault(f"variant is {shortened(variant)}; it must be a text.")
+                    raise RowFault(f"variant is {shortened(variant)}; it must be a text.")
                 outcome, samples_us = _measured(row, self._map.latency)
-            except (InvalidProblemError, _RowFault) as error:
+            except (InvalidProblemError, RowFault) as error:
                 raise refusal(number, str(error)) from error
             records.add(
                 problem,
@@ -159,18 +163,16 @@ class Table(Importer):
         return records.parsed()
 
 
-class _RowFault(ValueError):
-    """A value of a row is not what its name takes; the text says why."""
-
-
 def _read_map(text: str) -> _Map:
     columns: dict[str, Any]
     constants: dict[str, Any]
+    said = "--map"
     if text.endswith(".json") and "=" not in text:
+        said = f"--map {text}"
         try:
-            data = json.loads(Path(text).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise SettingsError(f"--map: {text} cannot be read ({error}).") from error
+            _, data = read_json(text, on_bytes=lambda _: None, max_bytes=_MAX_MAP_BYTES)
+        except ImportFileError as error:
+            raise SettingsError(f"--map: {error}") from error
         data = data if isinstance(data, dict) else {"columns": None}
         columns, constants = data.get("columns", {}), data.get("constants", {})
         if not (
@@ -195,23 +197,18 @@ def _read_map(text: str) -> _Map:
             target[name] = value
     twice = sorted(set(columns) & set(constants))
     if twice:
-        raise SettingsError(f"--map gives {', '.join(twice)} twice.")
+        raise SettingsError(f"{said} gives {shortened(', '.join(twice))} twice.")
     latency = [name for name in _UNITS_US if name in columns]
     if len(latency) != 1:
         raise SettingsError(
-            f"--map must name the column of one of {', '.join(_UNITS_US)}; it names {', '.join(latency) or 'none'}."
+            f"{said} must name the column of one of {', '.join(_UNITS_US)}; it names {', '.join(latency) or 'none'}."
         )
     return _Map(columns, constants, latency[0])
 
 
 def _csv_rows(file: str, content: Content, wanted: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, column -> text) of each row."""
-    try:
-        text = content.data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.data.count(b"\n", 0, error.start) + 1
-        raise ImportFileError(file, "it is neither Parquet nor text in UTF-8.", line=line) from error
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text_of(file, content), newline=""), strict=True)
     try:
         header = next(reader, None)
         if not header:
@@ -258,64 +255,16 @@ def _check_columns(file: str, header: list[str], wanted: list[str]) -> None:
     for column in wanted:
         if header.count(column) != 1:
             found = "twice" if column in header else f"in none of {shortened(', '.join(header))}"
-            raise ImportFileError(file, f"--map names the column {column!r}, which is there {found}.", line=1)
-
-
-def _typed(value: Any) -> Any:
-    """A value of a config: what a text says, if it is a whole number or a flag."""
-    if not isinstance(value, str):
-        return value
-    word = value.strip()
-    if _WHOLE.fullmatch(word):
-        return int(word)
-    return word.lower() == "true" if word.lower() in ("true", "false") else word
-
-
-def _whole(name: str, value: Any) -> int:
-    found = _typed(value)
-    # Parquet columns with gaps hold whole numbers as fractions.
-    if isinstance(found, float) and found.is_integer() and abs(found) < 2**53:
-        found = int(found)
-    if type(found) is not int:
-        raise _RowFault(f"{name} is {shortened(value)}; it must be a whole number.")
-    return found
-
-
-def _problem(operation: str, facts: Mapping[str, Any]) -> Problem:
-    known = known_operation(operation)
-    options: dict[str, Any] = {}
-    dims: dict[str, int] = {}
-    kinds = {} if known is None else {option.name: option for option in known.schema.options}
-    for name, value in facts.items():
-        if name in _PLAIN:
-            continue
-        if name.startswith("option."):
-            options[name.removeprefix("option.")] = _typed(value)
-        elif name in kinds:
-            options[name] = _typed(value)
-        else:
-            dims[name] = _whole(name, value)
-    allow_tf32 = _typed(facts.get("allow_tf32", False))
-    dtype = facts.get("dtype", "unknown" if known is None else "float32")
-    if not isinstance(dtype, str) or not isinstance(allow_tf32, bool):
-        raise _RowFault(
-            f"dtype is {shortened(dtype)} and allow_tf32 {shortened(allow_tf32)}; they must be a text and a flag."
-        )
-    return problem_of(
-        operation,
-        dims,
-        dtype.strip(),
-        options,
-        allow_tf32=allow_tf32,
-        threads=_whole("threads", facts.get("threads", 0)),
-    )
+            raise ImportFileError(
+                file, f"--map names the column {shortened(column)}, which is there {found}.", line=1
+            )
 
 
 def _measured(row: Mapping[str, Any], latency: str) -> tuple[str, tuple[float, ...]]:
     """(outcome, samples in microseconds) of a row. A failure needs no time."""
     outcome = row.get("outcome", "ok")
     if outcome not in OUTCOMES:
-        raise _RowFault(f"outcome is {shortened(outcome)}; it must be one of {', '.join(OUTCOMES)}.")
+        raise RowFault(f"outcome is {shortened(outcome)}; it must be one of {', '.join(OUTCOMES)}.")
     if outcome != "ok":
         return outcome, ()
     value = row[latency]
@@ -324,5 +273,5 @@ def _measured(row: Mapping[str, Any], latency: str) -> tuple[str, tuple[float, .
     except (TypeError, ValueError, OverflowError):
         latency_us = math.nan
     if not 0 < latency_us <= MAX_US:
-        raise _RowFault(f"{latency} is {shortened(value)}; it must be a positive number.")
+        raise RowFault(f"{latency} is {shortened(value)}; it must be a positive number.")
     return outcome, (latency_us,)

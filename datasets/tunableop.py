@@ -23,9 +23,6 @@ from kernelcast.errors import ImportFileError, InvalidProblemError
 from kernelcast.kernels import Device, Problem
 from kernelcast.kernels.ops.gemm.schema import GEMM, matrix_layout
 
-#: A results file is a few hundred lines; one larger than this is none.
-_MAX_BYTES = 256 * 2**20
-
 #: Operators and the operations that they are here.
 _OPERATIONS = {
     "GemmTunableOp": "gemm",
@@ -62,9 +59,11 @@ class TunableOp(Importer):
     name = "tunableop"
     doc = "Results of PyTorch TunableOp (tunableop_results0.csv); plain, .gz or in a .zip. They hold winners alone."
     example = "tunableop_results0.csv --device mi250x --workload llm"
+    #: A results file is a few hundred lines.
+    max_bytes = 256 * 2**20
 
     def parse(self, file: str, *, device: Device, workload: str, on_bytes: Callable[[int], None]) -> Parsed:
-        content = read_content(file, on_bytes=on_bytes, max_bytes=_MAX_BYTES)
+        content = read_content(file, on_bytes=on_bytes, max_bytes=self.max_bytes)
         lines = content.data.split(b"\n")
         versions: dict[str, str] = {}
         rows: list[tuple[int, list[str]]] = []
@@ -146,9 +145,11 @@ def _problem(file: str, line: int, operator: str, parameters: str) -> Problem:
         )
     name, dtypes = _OPERATIONS[named["name"]], named["dtypes"]
     dtype = _DTYPES.get(dtypes, dtypes.lower())
-    if name == "gemm" and dtype not in GEMM.dtypes:
+    batch, rest = found["batch"], found["rest"].lstrip("_")
+    catalogued = name == "gemm" or (name == "batched_gemm" and batch and not rest)
+    if name in ("gemm", "batched_gemm") and (dtype not in GEMM.dtypes or not catalogued):
         # Double, complex and eight-bit products: measured all the same, and no problems of the catalogue.
-        name = f"gemm_{slug(dtype)}"
+        name, catalogued = f"{name}_{slug(dtype)}", False
     # BLAS's first operand is torch's second: m and n change places, and so do the letters and leading dimensions.
     m, n, k = int(found["n"]), int(found["m"]), int(found["k"])
     second, first = (letter == "t" for letter in found["letters"].lower())
@@ -156,7 +157,7 @@ def _problem(file: str, line: int, operator: str, parameters: str) -> Problem:
     ldb = int(found["lda"] or (k if second else n))
     one = matrix_layout(m, k, *((1, lda) if first else (lda, 1)))
     two = matrix_layout(k, n, *((1, ldb) if second else (ldb, 1)))
-    if min(m, n, k) < 1 or one is None or two is None:
+    if min(m, n, k, int(batch or 1)) < 1 or one is None or two is None:
         raise ImportFileError(
             file,
             f"the parameters are {shortened(parameters)}: a size is 0, or a leading dimension is shorter than its row.",
@@ -164,9 +165,10 @@ def _problem(file: str, line: int, operator: str, parameters: str) -> Problem:
         )
     dims = {"m": m, "n": n, "k": k}
     options: dict[str, int | str] = {"layout": one[0] + two[0], "lda": one[1], "ldb": two[1]}
-    if name != "gemm":
-        dims = {**({"batch": int(found["batch"])} if found["batch"] else {}), **dims}
-        options |= {"dtypes": dtypes, "more": found["rest"].lstrip("_")}
+    if batch:
+        dims = {"batch": int(batch), **dims}
+    if not catalogued:
+        options |= {"dtypes": dtypes, "more": rest}
     try:
         return problem_of(name, dims, dtype, options, allow_tf32=dtypes == "tf32")
     except InvalidProblemError as error:

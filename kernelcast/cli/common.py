@@ -15,7 +15,7 @@ from kernelcast.errors import InvalidProblemError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kernelcast.kernels import Device, Problem
+    from kernelcast.kernels import Device, Operation, Problem
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")]
 StoreOption = Annotated[
@@ -99,9 +99,22 @@ def _typed(text: str) -> int | str | bool:
         return text
 
 
+def resolve_operation(name: str) -> Operation:
+    """The operation of that name in the catalogue, or else built from the home store's records of it."""
+    from kernelcast import settings
+    from kernelcast.errors import UnknownNameError
+    from kernelcast.kernels import operation
+
+    try:
+        return operation(name)
+    except UnknownNameError:
+        from kernelcast.datasets.recorded import register_recorded
+
+        return register_recorded(settings.store_dir(), name)
+
+
 def parse_problem(operation: str, words: Sequence[str], device: Device) -> Problem:
     """A problem from the words of the command line, for a device: the thread count is filled in on a CPU."""
-    from kernelcast import kernels
     from kernelcast.kernels.detect import check_threads, default_threads
 
     values = parse_values(words)
@@ -111,7 +124,7 @@ def parse_problem(operation: str, words: Sequence[str], device: Device) -> Probl
         values["threads"] = default_threads()
     if "threads" in values:
         check_threads(values["threads"], device)
-    return kernels.operation(operation).schema.problem(**values)  # type: ignore[arg-type]
+    return resolve_operation(operation).schema.problem(**values)  # type: ignore[arg-type]
 
 
 def resolve_device(name: str | None) -> Device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from kernelcast.datasets.importing import (
     import_files,
     importers,
 )
+from kernelcast.errors import SettingsError
 
 
 def attach(app: typer.Typer) -> None:
@@ -29,6 +31,8 @@ def attach(app: typer.Typer) -> None:
 
 
 def _add(group: typer.Typer, importer: type[Importer]) -> None:
+    # Files that state device and workload need not be told.
+    needed: Any = None if importer.self_describing else ...
     help_text = (
         f"{importer.doc}\n\nAll files are read before anything is kept: a broken one leaves the store as it was. "
         "Importing the same file again changes nothing.\n\n"
@@ -38,9 +42,19 @@ def _add(group: typer.Typer, importer: type[Importer]) -> None:
     def run(
         files: Annotated[list[str], typer.Argument(metavar="FILE...", help="A path, or FILE.zip:MEMBER.")],
         device: Annotated[
-            str, typer.Option("--device", help="The device in the table that they were measured on.")
-        ],
-        workload: Annotated[str, typer.Option("--workload", help="A name for this set of problems.")],
+            str | None, typer.Option("--device", help="The device in the table that they were measured on.")
+        ] = needed,
+        workload: Annotated[
+            str, typer.Option("--workload", help="A name for this set of problems.")
+        ] = needed,
+        max_size: Annotated[
+            str | None,
+            typer.Option(
+                "--max-size",
+                help="Refuse a file that unpacks to more, such as 8GiB. \\[default: the format's own limit]",
+                show_default=False,
+            ),
+        ] = None,
         store: StoreOption = None,
         as_json: JsonOption = False,
         **given: str | None,
@@ -50,14 +64,15 @@ def _add(group: typer.Typer, importer: type[Importer]) -> None:
             summary = import_files(
                 importer.name,
                 files,
-                device=resolve_device(device),
-                workload=workload,
+                device=None if device is None else resolve_device(device),
+                workload=workload or "",
                 store=target,
                 options={
                     option.name: value
                     for option in importer.options
                     if (value := given[_parameter(option)]) is not None
                 },
+                max_bytes=None if max_size is None else _size_bytes(max_size),
                 on_progress=report,
             )
         if as_json:
@@ -84,13 +99,31 @@ def _spell_out(run: Any, importer: type[Importer]) -> None:
             inspect.Parameter.KEYWORD_ONLY,
             default=... if option.required else None,
             annotation=Annotated[
-                str if option.required else str | None, typer.Option(f"--{option.name}", help=option.doc)
+                str if option.required else str | None,
+                typer.Option(*_spellings(option), help=option.doc.replace("[", "\\[")),
             ],
         )
         for option in importer.options
     ]
     run.__signature__ = signature.replace(parameters=[*common, *own])
     run.__annotations__ = {each.name: each.annotation for each in (*common, *own)}
+
+
+def _spellings(option: ImportOption) -> list[str]:
+    # The operation is --op to the other commands.
+    return [f"--{option.name}", *(["--op"] if option.name == "operation" else [])]
+
+
+def _size_bytes(text: str) -> int:
+    """``"8GiB"`` -> bytes.
+
+    Raises:
+        SettingsError: it is no size.
+    """
+    found = re.fullmatch(r"(\d{1,9})\s*(B|KiB|MiB|GiB)", text.strip())
+    if found is None or not int(found[1]):
+        raise SettingsError(f"--max-size is {text!r}; it must be a size such as 512MiB or 8GiB.")
+    return int(found[1]) << {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30}[found[2]]
 
 
 def _sentence(summary: ImportSummary) -> str:

@@ -61,16 +61,15 @@ def list_(
     from rich.markup import escape
     from rich.table import Table
 
-    from kernelcast.cli.common import console, parse_problem, print_json, resolve_device
+    from kernelcast.cli.common import console, parse_problem, print_json, resolve_device, resolve_operation
     from kernelcast.errors import InvalidProblemError
-    from kernelcast.kernels import operation as get_operation
     from kernelcast.kernels import operation_names, variants
 
     if not definition and (why or device is not None):
         raise InvalidProblemError(
             "Name a problem for --why and --device, such as: kernelcast kernels gemm m=64 n=64 k=64"
         )
-    names = operation_names() if operation is None else [get_operation(operation).name]
+    names = operation_names() if operation is None else [resolve_operation(operation).name]
     if not definition:
         rows: list[dict[str, Any]] = [
             {

@@ -41,7 +41,10 @@ def select(
 
       kernelcast select gemm m=4096 n=4096 k=11008 dtype=float16 --device a100
     """
+    import numpy as np
+
     from kernelcast.cli.common import parse_problem, print_json, resolve_device
+    from kernelcast.errors import ModelError
     from kernelcast.runtime import Selector
 
     hardware = resolve_device(device)
@@ -50,6 +53,11 @@ def select(
     selection = selector.select(problem)
     ranking = selector.rank(problem)
     latency_us = ranking.prediction.latency_us
+    if len(ranking.table) and ranking.source == "analytic" and not np.isfinite(latency_us).any():
+        raise ModelError(
+            f"Nothing ranks the candidates of {operation} on {hardware.name}: {ranking.reason}, which knows nothing of "
+            f"their work. Train a model: kernelcast train --op {operation} --device {hardware.name}"
+        )
     rows: list[dict[str, Any]] = [
         {
             "rank": place + 1,

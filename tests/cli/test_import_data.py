@@ -251,3 +251,36 @@ def test_every_command_has_help_with_an_example(kernelcast: Run, command: tuple[
     status, out, _ = kernelcast(*command, "--help")
     assert status == 0
     assert f"Example: kernelcast {' '.join(command)}" in out
+
+
+def test_pruning_by_variant_and_age(kernelcast: Run, store: Path) -> None:
+    # Times of imported records are unknown: they are older than nothing.
+    status, out, _ = kernelcast("data", "prune", "--older-than", "1s", "--dry-run", "--store", store)
+    assert (status, out) == (0, "0 records meet the conditions. Nothing was deleted.\n")
+    status, out, _ = kernelcast(
+        "data", "prune", "--variant", "extern_mm", "--dry-run", "--json", "--store", store
+    )
+    assert (status, json.loads(out)) == (0, {"removed": 0, "matching": 0})
+    (variant, *_) = Store(store).frame(["variant"], outcome="ok")["variant"]
+    status, out, _ = kernelcast("data", "prune", "--variant", variant, "--json", "--store", store)
+    assert (status, json.loads(out)["removed"], len(Store(store).ids())) == (0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--older-than", "90"], "The age '90' is no number with s, m, h, d or w behind it"),
+        (["--older-than", "-1d"], "The age '-1d' is no number"),
+        (["--older-than", "nand"], "The age 'nand' is no number"),
+        (["--older-than", ""], "The age '' is no number"),
+        (["--outcome", "crashed"], "Unknown outcome 'crashed'. Did you mean 'crash'?"),
+        (["--dry-run"], "Pruning without a condition would delete every record"),
+    ],
+)
+def test_conditions_that_make_no_sense_are_refused(
+    kernelcast: Run, store: Path, arguments: list[str], message: str
+) -> None:
+    status, out, err = kernelcast("data", "prune", *arguments, "--store", store)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"Error: {message}")
+    assert len(Store(store).ids()) == 2

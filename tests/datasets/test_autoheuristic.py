@@ -281,8 +281,18 @@ def swapped(line: int, old: str, new: str) -> bytes:
 broken = {
     "empty": (b"", "it is empty"),
     "blank": (b"\n\n", "it is empty"),
-    "binary": (bytes(range(256)) * 20, "line 1: it does not begin with a line of JSON"),
-    "binary rows": (text_of(rows=[])[:-1] + b"\n\x00\xff\xfe,1\n", "line 3: the line is not text"),
+    "binary": (bytes(range(1, 256)) * 20, "line 1: it does not begin with a line of JSON"),
+    "binary rows": (text_of(rows=[])[:-1] + b"\n\x01\xff\xfe,1\n", "line 3: the line is not text"),
+    "a number of no config": (
+        text_of().replace(b"numwarps=", b"numwarps=99999999999999999999", 1),
+        "line [0-9]+: the choice 'type=triton.* is not known",
+    ),
+    "a number of no digits that Python reads": (
+        text_of().replace(b"numwarps=", b"numwarps=" + b"9" * 5000, 1),
+        "line [0-9]+: the choice 'type=triton.* is not known",
+    ),
+    "a huge number": (text_of().replace(b"64,32,48", b"9" * 5000 + b",32,48", 1), "line 3: m is '9+"),
+    "a NUL byte": (text_of() + b"\x00,1\n", "line 11: it is no text: byte"),
     "no JSON": (text_of().split(b"\n", 1)[1], "line 1: it does not begin with a line of JSON"),
     "JSON that is no header": (text_of([1]), "line 1: the header does not name"),
     "unknown kind": (
@@ -545,10 +555,10 @@ def test_what_unpacks_to_too_much_is_refused_before_it_is_read_whole(tmp_path: P
         with pytest.raises(ImportFileError, match="more than 200 times its size"):
             read_content(file, on_bytes=counts.append)
         assert sum(counts) < 20 * 2**20
-    plain = write(tmp_path / "plain.txt", bytes(4 * 2**20))
-    with pytest.raises(ImportFileError, match="more than 3000000 bytes"):
+    plain = write(tmp_path / "plain.txt", b" " * (4 * 2**20))
+    with pytest.raises(ImportFileError, match=r"more than 3,000,000 bytes unpacked.* with --max-size"):
         read_content(plain, on_bytes=counts.append, max_bytes=3_000_000)
-    assert read_content(plain, on_bytes=counts.append).data == bytes(4 * 2**20)
+    assert read_content(plain, on_bytes=counts.append).data == b" " * (4 * 2**20)
 
 
 # The recorded files

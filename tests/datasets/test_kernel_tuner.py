@@ -164,7 +164,8 @@ def with_entry(**facts: Any) -> bytes:
 
 broken = {
     "empty": (b"", "it is empty"),
-    "binary": (bytes(range(256)), "line 2: it is not text in UTF-8"),
+    "binary": (bytes(range(1, 256)), "line 2: it is not text in UTF-8"),
+    "a NUL byte": (b"{\n" + bytes(3), "line 2: it is no text: byte 2 is NUL"),
     "no JSON": (b"time,1\n", "line 1: it is not JSON"),
     "cut in an entry": (changed()[:-20], "line 1: it is not JSON"),
     "cut in the header": (changed()[:80], "it is not JSON"),

@@ -94,7 +94,7 @@ def test_an_operation_that_the_catalogue_lacks(tmp_path: Path) -> None:
         ("latency_us=", "must be NAME=COLUMN"),
         ("latency_us=a,m=b,m=c", "each name once"),
         ("latency_us=a,m=b,m:=3", "each name once"),
-        ("none.json", "none.json cannot be read"),
+        ("none.json", "none.json: it cannot be read"),
     ],
 )
 def test_a_map_that_cannot_be(tmp_path: Path, mapping: str, message: str) -> None:
@@ -150,5 +150,5 @@ def test_a_broken_file_is_named_with_its_line(tmp_path: Path, text: str, message
 
 def test_text_in_another_encoding_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(TEXT.encode().replace(b"two", b"\xff"))
-    with pytest.raises(ImportFileError, match="line 2: it is neither Parquet nor text"):
+    with pytest.raises(ImportFileError, match="line 2: it is not text in UTF-8"):
         run(tmp_path / "store", tmp_path / "a.csv")

@@ -76,6 +76,10 @@ def test_the_default_is_the_vendor_and_other_operators_have_names_of_their_own(t
     }
     assert found["gemm_float64"].candidate == Candidate.of("vendor")
     assert found["batched_gemm"].problem.dims == (("batch", 3), ("m", 16), ("n", 8), ("k", 4))
+    # As the catalogue makes it.
+    assert found["batched_gemm"].problem == problem(
+        "batched_gemm", batch=3, m=16, n=8, k=4, dtype="float16", layout="nn"
+    )
     assert found["scaled_gemm"].problem.dtype == "float8_e4m3fnuz_float8_e4m3fnuz_bfloat16"
     assert found["scaled_gemm"].problem["more"] == "rw_0_bias_None"
 
