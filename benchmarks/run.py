@@ -24,9 +24,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from bench_tables import plain, write_result
 
-BENCHMARKS = ("selection_speed", "recorded_a100", "training_speed", "demonstration")
+BENCHMARKS = (
+    "selection_speed",
+    "recorded_a100",
+    "active_collection",
+    "training_speed",
+    "import_speed",
+    "durability",
+    "racing",
+    "demonstration",
+)
 #: Those that are timed on one thread, whatever a library would take.
-_ONE_THREAD = ("selection_speed",)
+_ONE_THREAD = ("selection_speed", "racing")
 _LIBRARIES = ("kernelcast", "torch", "numpy", "xgboost", "scikit-learn", "pandas", "pyarrow")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernelcast.datasets import segments
-from kernelcast.datasets.journal import check_schema, read_lines
+from kernelcast.datasets.journal import check_schema, quoted, read_lines
+from kernelcast.datasets.migrations import migrate_record
 from kernelcast.datasets.record import Measurement
 from kernelcast.errors import InvalidRecordError, StoreError
 from kernelcast.kernels import Device
@@ -39,9 +40,9 @@ def read_device(path: Path) -> Device:
     """
     try:
         device = Device.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, InvalidRecordError) as error:
+    except (OSError, ValueError, TypeError, RecursionError, InvalidRecordError) as error:
         raise StoreError(
-            f"{path} does not hold a device's facts ({type(error).__name__}: {error})."
+            f"{path} does not hold a device's facts ({type(error).__name__}: {quoted(error)})."
         ) from error
     if device.fingerprint != path.stem:
         raise StoreError(
@@ -61,6 +62,8 @@ def faults(root: Path) -> list[str]:
             return step(path)
         except (StoreError, InvalidRecordError) as error:
             found.append(str(error))
+        except (ValueError, TypeError, RecursionError) as error:
+            found.append(f"{path} holds a row that is no record ({quoted(error)}).")
         return set()
 
     attempt(_check_version, root)
@@ -100,7 +103,9 @@ def _check_segment(path: Path) -> set[str]:
         try:
             again = segments.plain(segments.table_of(segments.measurements_of(rows)))
         except InvalidRecordError as error:
-            raise StoreError(f"{path}, rows {start + 1} to {start + rows.num_rows}: {error}") from error
+            raise StoreError(
+                f"{path}, rows {start + 1} to {start + rows.num_rows}: {quoted(error)}"
+            ) from error
         for name in segments.COLUMNS:
             row = _first_difference(rows.column(name), again.column(name))
             if row is not None:
@@ -129,9 +134,10 @@ def _check_journal(path: Path) -> set[str]:
     for number, data in read_lines(path):
         try:
             record = Measurement.from_dict(data)
+            present = migrate_record(data, int(data["schema"]))
         except InvalidRecordError as error:
-            raise StoreError(f"{path}, line {number}: {error}") from error
-        if data.get("id") != record.id:
+            raise StoreError(f"{path}, line {number}: {quoted(error)}") from error
+        if present.get("id") != record.id:
             raise StoreError(
                 f"{path}, line {number}: the id is not that of the record: the line was changed."
             )

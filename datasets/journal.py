@@ -21,25 +21,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kernelcast.datasets.record import SCHEMA_VERSION, Measurement
+from kernelcast.datasets.migrations import SCHEMA_VERSION, require_readable
+from kernelcast.datasets.record import Measurement
 from kernelcast.errors import InvalidRecordError, StoreError
 from kernelcast.kernels import Device
+
+#: Characters of a file's content in a message.
+_LONGEST_QUOTE = 400
 
 
 def prepare_store(root: Path) -> None:
     """Create the store's folders and its version file, or check the version of one that is there.
+
+    What is written from now on has the present version; an older store is marked so, and an older kernelcast refuses it.
 
     Raises:
         StoreError: the folder cannot be written, is no store, or is of a newer schema.
     """
     marker = root / "store.json"
     try:
-        if marker.exists():
-            check_schema(root)
+        outdated = not marker.exists() or check_schema(root) < SCHEMA_VERSION
         # Also where the marker is there already: tools that copy a store may leave its empty folders out.
         for name in ("devices", "journal", "parquet"):
             (root / name).mkdir(parents=True, exist_ok=True)
-        if not marker.exists():
+        if outdated:
             write_durably(marker, json.dumps({"schema": SCHEMA_VERSION}) + "\n")
     except OSError as error:
         raise StoreError(
@@ -48,25 +53,30 @@ def prepare_store(root: Path) -> None:
         ) from error
 
 
-def check_schema(root: Path) -> None:
-    """Refuse a store that this version cannot read.
+def check_schema(root: Path) -> int:
+    """The schema of a store, which this version can read.
 
     Raises:
-        StoreError: the version file is broken, or names a newer schema.
+        StoreError: the version file is broken, or names a newer schema, or one from which no migration leads here.
     """
     marker = root / "store.json"
     try:
         schema = json.loads(marker.read_text())["schema"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(
-            f"{marker} is not a store's version file ({type(error).__name__}: {error})."
+            f"{marker} is not a store's version file ({type(error).__name__}: {quoted(error)})."
         ) from error
-    if not isinstance(schema, int) or schema < 1:
-        raise StoreError(f"{marker} names schema {schema!r}; it must be a positive integer.")
-    if schema > SCHEMA_VERSION:
-        raise StoreError(
-            f"The store {root} has schema {schema}; this kernelcast reads up to {SCHEMA_VERSION}. Upgrade kernelcast."
-        )
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 0:
+        raise StoreError(f"{marker} names schema {quoted(repr(schema))}; it must be a whole number.")
+    require_readable(schema, f"The store {root} (store.json)", StoreError)
+    return schema
+
+
+def quoted(said: object) -> str:
+    """What a message says of a file's content: on one line, of a bounded length."""
+    text = str(said)
+    line = "".join(char if char.isprintable() else "?" for char in text[:_LONGEST_QUOTE])
+    return line if len(text) <= _LONGEST_QUOTE else f"{line}..."
 
 
 def write_durably(path: Path, text: str) -> None:
@@ -225,7 +235,15 @@ def read_journal(path: Path) -> Iterator[Measurement]:
         try:
             yield Measurement.from_dict(data)
         except InvalidRecordError as error:
-            raise StoreError(f"{path}, line {number}: {error}") from error
+            raise StoreError(f"{path}, line {number}: {quoted(error)}") from error
+
+
+def _require_text(data: dict[str, Any], where: str) -> None:
+    """Refuse half a character, which no column can hold, but in what an error said."""
+    try:
+        json.dumps({**data, "detail": ""}, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise StoreError(f"{where}: not a record (it holds half a character).") from error
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -243,8 +261,10 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             data = json.loads(line)
-        except ValueError as error:
-            raise StoreError(f"{path}, line {number}: not JSON ({error}).") from error
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"{path}, line {number}: not JSON ({quoted(error)}).") from error
         if not isinstance(data, dict):
             raise StoreError(f"{path}, line {number}: not a record.")
+        if b"\\ud" in line.lower():
+            _require_text(data, f"{path}, line {number}")
         yield number, data

@@ -23,6 +23,8 @@ class Conditions(TypedDict, total=False):
         workloads: names of workloads; records of any of them.
         outcome: one of :data:`kernelcast.datasets.record.OUTCOMES`.
         source: who measured: :attr:`kernelcast.datasets.record.Environment.source`.
+        variant: the candidate's variant.
+        before: measured before this moment, in seconds since the epoch; never a record whose time is unknown.
     """
 
     operation: str | None
@@ -30,6 +32,8 @@ class Conditions(TypedDict, total=False):
     workloads: Collection[str] | None
     outcome: str | None
     source: str | None
+    variant: str | None
+    before: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +45,19 @@ class Query:
     workloads: Collection[str] | None = None
     outcome: str | None = None
     source: str | None = None
+    variant: str | None = None
+    before: float | None = None
 
     def columns(self) -> set[str]:
         """The columns that :meth:`expression` reads."""
-        asked = {name for name in ("operation", "outcome", "source") if getattr(self, name) is not None}
+        names = ("operation", "outcome", "source", "variant")
+        asked = {name for name in names if getattr(self, name) is not None}
         if self.device is not None:
             asked |= {"device", "device_fingerprint"}
         if self.workloads is not None:
             asked.add("workload")
+        if self.before is not None:
+            asked.add("created_at")
         return asked
 
     def identity(self) -> pc.Expression | None:
@@ -68,11 +77,13 @@ class Query:
             tests.append(field("workload").isin(pa.array(self.workloads, pa.string())))
         if self.outcome is not None:
             tests.append(field("outcome") == self.outcome)
+        if self.before is not None:
+            tests.append((field("created_at") > 0) & (field("created_at") < self.before))
         return _all_of(tests)
 
     def _identity_tests(self) -> list[pc.Expression]:
         field = require_arrow().compute.field
-        asked = (("operation", self.operation), ("source", self.source))
+        asked = (("operation", self.operation), ("source", self.source), ("variant", self.variant))
         return [field(name) == value for name, value in asked if value is not None]
 
 

@@ -14,11 +14,10 @@ from functools import cached_property, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from kernelcast.datasets.migrations import SCHEMA_VERSION as SCHEMA_VERSION
+from kernelcast.datasets.migrations import migrate_record, require_readable
 from kernelcast.errors import InvalidProblemError, InvalidRecordError
 from kernelcast.kernels import Candidate, Problem
-
-#: Version of the record's fields. A store of a newer one is refused; an older one is migrated when it is read.
-SCHEMA_VERSION = 1
 
 OUTCOMES = ("ok", "compile_error", "out_of_resources", "wrong_result", "timeout", "crash")
 
@@ -62,6 +61,11 @@ class Environment:
     runtime: str = "unknown"
     system: str = "unknown"
     variant_hash: str = "unknown"
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if type(value) is not str:
+                raise InvalidRecordError(f"{name} of an environment is {value!r}; it must be a text.")
 
     def to_dict(self) -> dict[str, str]:
         """The facts as plain JSON values."""
@@ -115,7 +119,16 @@ class Protocol:
             TypeError, ValueError, KeyError: a field is missing, unknown, or of another type.
         """
         error_log = data["error_log"]
-        return cls(**{**data, "error_log": math.nan if error_log is None else float(error_log)})
+        found = cls(**{**data, "error_log": math.nan if error_log is None else float(error_log)})
+        kinds = {"name": str, "cache": str, "dispatch": str, "inputs": str, "flush_bytes": int, "seed": int}
+        for name, kind in kinds.items():
+            if type(getattr(found, name)) is not kind:
+                raise TypeError(
+                    f"{name} of the protocol is {getattr(found, name)!r}; it must be {kind.__name__}"
+                )
+        if not (math.isnan(found.error_log) or 0 <= found.error_log < math.inf):
+            raise ValueError(f"error_log of the protocol is {error_log!r}; it must be a number of at least 0")
+        return found
 
 
 @dataclass(frozen=True)
@@ -201,10 +214,8 @@ class Measurement:
         """
         try:
             schema = int(data["schema"])
-            if schema > SCHEMA_VERSION:
-                raise InvalidRecordError(
-                    f"The record has schema {schema}; this kernelcast reads up to {SCHEMA_VERSION}. Upgrade kernelcast."
-                )
+            require_readable(schema, "The record", InvalidRecordError)
+            data = migrate_record(data, schema)
             return cls(
                 problem=Problem.from_dict(data["problem"]),
                 candidate=Candidate.of(data["candidate"]["variant"], dict(data["candidate"]["config"])),
@@ -218,7 +229,14 @@ class Measurement:
                 workload=str(data["workload"]),
                 created_at=float(data["created_at"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError, InvalidProblemError) as error:
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            OverflowError,
+            InvalidProblemError,
+        ) as error:
             raise InvalidRecordError(f"Not a measurement ({type(error).__name__}: {error}).") from error
 
 

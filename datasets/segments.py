@@ -9,14 +9,14 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelcast.datasets.journal import sync_folder
+from kernelcast.datasets.migrations import SCHEMA_VERSION, migrate_rows, require_readable
 from kernelcast.datasets.record import (
-    SCHEMA_VERSION,
     Environment,
     Measurement,
     Protocol,
@@ -24,7 +24,7 @@ from kernelcast.datasets.record import (
     shape_id,
 )
 from kernelcast.errors import InvalidProblemError, InvalidRecordError, MissingExtraError, StoreError
-from kernelcast.kernels import Candidate, Problem
+from kernelcast.kernels import Candidate, Device, Problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,14 +54,8 @@ COLUMNS = {
     "created_at": "number",
 }
 
-#: The order of rows, within a segment and in what a store returns. The id makes it total.
-SORT_COLUMNS = ("operation", "device_fingerprint", "problem_id", "candidate_key", "id")
-
-#: What decides which of two records with one id is kept.
-REPEAT_COLUMNS = ("id", "created_at", "sample_count", "latency_us")
-
 #: From which columns a measurement is read.
-_MEASUREMENT_COLUMNS = [
+MEASUREMENT_COLUMNS = [
     "problem",
     "candidate_key",
     "device",
@@ -75,8 +69,15 @@ _MEASUREMENT_COLUMNS = [
     "created_at",
 ]
 
-#: Key of the version in a Parquet file's own metadata.
+#: Rows of a segment that are compressed, and skipped, together.
+_GROUP_ROWS = 1 << 18
+
+#: Parts in which a table is put in order.
+_PARTS = 8
+
+#: Keys in a Parquet file's own metadata: the version of the fields, and in an export the facts of its devices.
 _VERSION_KEY = b"kernelcast.schema"
+_DEVICES_KEY = b"kernelcast.devices"
 
 
 def require_arrow() -> Any:
@@ -189,7 +190,7 @@ def measurements_of(table: pa.Table) -> Iterator[Measurement]:
     candidate_of = lru_cache(maxsize=None)(Candidate.from_key)
     environment_of = lru_cache(maxsize=None)(lambda text: Environment(**json.loads(text)))
     protocol_of = lru_cache(maxsize=1024)(lambda text: Protocol.from_dict(json.loads(text)))
-    needed = table.select(_MEASUREMENT_COLUMNS)
+    needed = table.select(MEASUREMENT_COLUMNS)
     for batch in needed.to_batches(max_chunksize=8192):
         columns = (batch.column(i).to_pylist() for i in range(batch.num_columns))
         for row in zip(*columns, strict=True):
@@ -209,7 +210,15 @@ def measurements_of(table: pa.Table) -> Iterator[Measurement]:
                     workload=workload,
                     created_at=created_at,
                 )
-            except (KeyError, TypeError, ValueError, InvalidProblemError) as error:
+            except (
+                KeyError,
+                TypeError,
+                ValueError,
+                AttributeError,
+                OverflowError,
+                RecursionError,
+                InvalidProblemError,
+            ) as error:
                 raise InvalidRecordError(f"Not a record ({type(error).__name__}: {error}).") from error
 
 
@@ -248,45 +257,19 @@ def plain(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(fields))
 
 
-def sort_rows(table: pa.Table) -> pa.Table:
-    """Rows in the order of :data:`SORT_COLUMNS`."""
-    pa = require_arrow()
-    keys = plain(table.select(list(SORT_COLUMNS)))
-    return table.take(pa.compute.sort_indices(keys, sort_keys=[(name, "ascending") for name in SORT_COLUMNS]))
-
-
-def drop_repeats(table: pa.Table) -> pa.Table:
-    """One row of each id: the latest by ``created_at``; of equally late ones the one with more samples, then the larger
-    latency, so that what is kept does not depend on which file it was read from.
-    """
-    pa = require_arrow()
-    ids = table.column("id")
-    if pa.compute.count_distinct(ids).as_py() == table.num_rows:
-        return table
-    order = pa.compute.sort_indices(
-        table.select(list(REPEAT_COLUMNS)),
-        sort_keys=[
-            ("id", "ascending"),
-            ("created_at", "descending"),
-            ("sample_count", "descending"),
-            ("latency_us", "descending"),
-        ],
-    )
-    names = ids.take(order).combine_chunks()
-    first = pa.compute.not_equal(names[1:], names[:-1])
-    keep = pa.concat_arrays([pa.array([True]), first])
-    # Positions in ascending order: the rows that stay keep their order.
-    positions = order.filter(keep)
-    return table.take(positions.take(pa.compute.sort_indices(positions)))
-
-
 def segment_name() -> str:
     """A new segment's file name. Names sort by time of writing."""
     return f"{time.time_ns():020d}-{os.getpid()}-{secrets.token_hex(4)}.parquet"
 
 
-def write_parquet(table: pa.Table, path: Path) -> None:
+def write_parquet(table: pa.Table, path: Path, order: pa.Array | None = None) -> None:
     """Write a table durably: after a power loss the file is there whole, or not at all.
+
+    Args:
+        table: what to write.
+        path: where.
+        order: positions of the rows in the order wanted; as they are where None. A part of the rows at a time is put in
+            order, so that no second copy of a large table is made.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
@@ -295,17 +278,23 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with temporary.open("wb") as file:
-            pa.parquet.write_table(
-                table,
+            with pa.parquet.ParquetWriter(
                 file,
+                table.schema,
                 compression="zstd",
                 # Ids and samples hardly repeat: a dictionary of them would be built and thrown away.
                 use_dictionary=[
                     n for n in table.column_names if COLUMNS.get(n) in ("repeated", "text") and n != "id"
                 ],
                 write_page_checksum=True,
-                row_group_size=1 << 18,
-            )
+            ) as writer:
+                # Whole row groups in few parts: to take some rows costs a pass over the table.
+                groups = -(-table.num_rows // _GROUP_ROWS)
+                part = max(-(-groups // _PARTS), 1) * _GROUP_ROWS
+                # At least once: a table without rows has columns too.
+                for start in range(0, max(table.num_rows, 1), part):
+                    rows = table.slice(start, part) if order is None else table.take(order.slice(start, part))
+                    writer.write_table(rows, row_group_size=_GROUP_ROWS)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -318,17 +307,20 @@ def write_parquet(table: pa.Table, path: Path) -> None:
 def read_segment(path: Path, columns: Sequence[str] | None = None, filters: Any = None) -> pa.Table:
     """Some columns and rows of a segment; what a row group's statistics rule out is not read.
 
+    A segment of an older version is read whole and migrated.
+
     Raises:
         FileNotFoundError: it was compacted away.
         StoreError: the file is broken, is no segment, or was written by a newer kernelcast.
     """
     pa = require_arrow()
     try:
-        check_segment_schema(path, pa.parquet.read_schema(path))
+        version = check_segment_schema(path, pa.parquet.read_schema(path))
+        old = version < SCHEMA_VERSION
         table = pa.parquet.read_table(
             path,
-            columns=None if columns is None else list(columns),
-            filters=filters,
+            columns=None if columns is None or old else list(columns),
+            filters=None if old else filters,
             page_checksum_verification=True,
             partitioning=None,
         )
@@ -339,27 +331,76 @@ def read_segment(path: Path, columns: Sequence[str] | None = None, filters: Any 
             f"The segment {path} cannot be read ({_first_line(error)}). "
             "It was cut short or changed: restore it from a copy, or delete it and import or collect its records again."
         ) from error
+    if old:
+        table = _migrated(path, table, version)
+        table = (table if filters is None else table.filter(filters)).select(columns or list(COLUMNS))
     return table.replace_schema_metadata(None)
 
 
-def check_segment_schema(path: Path, schema: pa.Schema) -> None:
-    """Refuse a Parquet file that is no segment, or one of a newer version.
+def is_outdated(path: Path) -> bool:
+    """Whether a segment is of an older version."""
+    schema = require_arrow().parquet.read_schema(path)
+    return check_segment_schema(path, schema) < SCHEMA_VERSION
+
+
+def _migrated(path: Path, table: pa.Table, version: int) -> pa.Table:
+    """The rows of an older segment as one of the present version would hold them: each record once, in order."""
+    from kernelcast.datasets.rows import drop_repeats, sort_rows
+
+    try:
+        return sort_rows(drop_repeats(conform(migrate_rows(table, version))))
+    except (InvalidRecordError, require_arrow().ArrowException, KeyError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"The segment {path} cannot be brought from schema {version} to {SCHEMA_VERSION} ({_first_line(error)})."
+        ) from error
+
+
+def export_metadata(devices: Iterable[Device]) -> dict[bytes, bytes]:
+    """The metadata of an export: the version of the fields, and the facts of the devices that its rows name."""
+    facts = json.dumps([device.to_dict() for device in devices])
+    return {_VERSION_KEY: str(SCHEMA_VERSION).encode(), _DEVICES_KEY: facts.encode()}
+
+
+def devices_of(metadata: Mapping[bytes, bytes]) -> list[Device]:
+    """The devices in the metadata of an export; none where it has none.
+
+    Raises:
+        ValueError, InvalidRecordError: it holds something else.
+    """
+    facts = json.loads(metadata.get(_DEVICES_KEY, b"[]"))
+    if not isinstance(facts, list):
+        raise ValueError("the devices are no list")
+    return [Device.from_dict(each) for each in facts]
+
+
+def check_schema_version(path: Path | str, metadata: Mapping[bytes, bytes]) -> bool:
+    """Whether a Parquet file's metadata name a version of the fields.
+
+    Raises:
+        StoreError: it is a newer one.
+    """
+    text = metadata.get(_VERSION_KEY)
+    # No more digits than any version has: thousands of them are no number to Python.
+    if text is None or not text.isdigit() or len(text) > 9:
+        return False
+    require_readable(int(text), f"The segment {path}", StoreError)
+    return True
+
+
+def check_segment_schema(path: Path, schema: pa.Schema) -> int:
+    """The version of a segment. Refuses a Parquet file that is none, or one of a newer version.
 
     Raises:
         StoreError: as said.
     """
-    text = (schema.metadata or {}).get(_VERSION_KEY)
-    if text is None or not text.isdigit():
+    if not check_schema_version(path, schema.metadata or {}):
         raise StoreError(f"{path} is no segment of a store: it does not say its schema. Move it elsewhere.")
-    if int(text) > SCHEMA_VERSION:
-        raise StoreError(
-            f"The segment {path} has schema {int(text)}; this kernelcast reads up to {SCHEMA_VERSION}. "
-            "Upgrade kernelcast."
-        )
-    if not schema.remove_metadata().equals(segment_schema().remove_metadata()):
+    version = int(schema.metadata[_VERSION_KEY])
+    if version == SCHEMA_VERSION and not schema.remove_metadata().equals(segment_schema().remove_metadata()):
         raise StoreError(f"The columns of {path} are not those of a segment. Move it elsewhere.")
+    return version
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return "".join(char if char.isprintable() else "?" for char in lines[0].rstrip(".")[:300])

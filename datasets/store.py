@@ -12,6 +12,7 @@ may be killed at any point: what follows reads a record twice rather than not at
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,19 +21,21 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from kernelcast.datasets import checking, segments
+from kernelcast.datasets import checking, rows, segments
 from kernelcast.datasets.checking import files_in
 from kernelcast.datasets.journal import (
     check_schema,
     lock_journal,
     prepare_store,
+    quoted,
     read_journal,
     sync_folder,
     write_durably,
 )
 from kernelcast.datasets.query import Conditions, Query
 from kernelcast.datasets.record import Measurement
-from kernelcast.errors import StoreError
+from kernelcast.datasets.summary import SUMMARY_COLUMNS, summary_of
+from kernelcast.errors import InvalidProblemError, InvalidRecordError, StoreError
 from kernelcast.kernels import Device, Problem
 
 if TYPE_CHECKING:
@@ -46,16 +49,6 @@ LOCK_TIMEOUT_S = 600.0
 _READ_ATTEMPTS = 20
 
 _CHUNK_ROWS = 4096
-
-_GROUPED_BY = ("operation", "device", "workload", "source")
-_SUMMARY_COLUMNS = (
-    *_GROUPED_BY,
-    "outcome",
-    "device_fingerprint",
-    "problem_id",
-    "candidate_key",
-    "sample_count",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +95,10 @@ class Store:
 
     def ids(self) -> set[str]:
         """The id of every record."""
-        return set(self._table(Query(), ["id"], ordered=False).column("id").to_pylist())
+        return set(self._ids().to_pylist())
+
+    def _ids(self) -> pa.ChunkedArray:
+        return self._table(Query(), ["id"], ordered=False).column("id")
 
     def table(self, columns: Sequence[str] | None = None, **conditions: Unpack[Conditions]) -> pa.Table:
         """Records as an Arrow table; arguments, order and errors as in :meth:`frame`."""
@@ -121,19 +117,24 @@ class Store:
             StoreError: see the class; or a column is unknown.
         """
         segments.require_pandas()
-        return segments.plain(self._table(Query(**conditions), columns)).to_pandas()
+        found = self._table(Query(**conditions), columns)
+        with self._readable():
+            return segments.plain(found).to_pandas()
 
     def measurements(self, **conditions: Unpack[Conditions]) -> Iterator[Measurement]:
         """Records as objects, in the order of :meth:`frame`."""
-        yield from segments.measurements_of(self._table(Query(**conditions)))
+        found = self._table(Query(**conditions))
+        with self._readable():
+            yield from segments.measurements_of(found)
 
     def problems(self, **conditions: Unpack[Conditions]) -> dict[str, Problem]:
         """Every problem that records name, by ``problem_id``."""
         found = segments.plain(self._table(Query(**conditions), ["problem_id", "problem"]))
-        texts = dict(
-            zip(found.column("problem_id").to_pylist(), found.column("problem").to_pylist(), strict=True)
-        )
-        return {name: Problem.from_dict(json.loads(text)) for name, text in texts.items()}
+        with self._readable():
+            texts = dict(
+                zip(found.column("problem_id").to_pylist(), found.column("problem").to_pylist(), strict=True)
+            )
+            return {name: Problem.from_dict(json.loads(text)) for name, text in texts.items()}
 
     def devices(self) -> dict[str, Device]:
         """The hardware facts that were kept, by fingerprint.
@@ -151,33 +152,14 @@ class Store:
         """What the store holds, as plain values: totals, size, and counts by
         operation, device, workload, source and outcome.
         """
-        frame = self.frame(_SUMMARY_COLUMNS)
-        per_problem = frame.groupby(["device_fingerprint", "problem_id"])["candidate_key"].nunique()
-        groups = [
-            {
-                **dict(zip(_GROUPED_BY, names, strict=True)),
-                "records": len(group),
-                "problems": int(group["problem_id"].nunique()),
-                "samples": int(group["sample_count"].sum()),
-                "outcomes": {str(k): int(v) for k, v in group["outcome"].value_counts().sort_index().items()},
-            }
-            for names, group in frame.groupby(list(_GROUPED_BY), sort=True)
-        ]
+        found = self._table(Query(), SUMMARY_COLUMNS, ordered=False)
         journals, parquet = (
             files_in(self.root / "journal", ".jsonl"),
             files_in(self.root / "parquet", ".parquet"),
         )
         return {
             "store": str(self.root),
-            "records": len(frame),
-            "samples": int(frame["sample_count"].sum()),
-            "problems": int(frame["problem_id"].nunique()),
-            "candidates_per_problem": {
-                "min": int(per_problem.min()) if len(per_problem) else 0,
-                "median": float(per_problem.median()) if len(per_problem) else 0.0,
-                "max": int(per_problem.max()) if len(per_problem) else 0,
-            },
-            "groups": groups,
+            **summary_of(found),
             "segments": len(parquet),
             "journals": len(journals),
             "size_bytes": sum(
@@ -211,18 +193,26 @@ class Store:
             raise StoreError(
                 f"{path} ends in {path.suffix or 'nothing'}; an export is a .parquet or a .csv file."
             )
+        if path.resolve().is_relative_to(self.root.resolve()):
+            raise StoreError(
+                f"{path} is inside the store, whose files are its own. Write the export elsewhere."
+            )
         if path.exists() and not overwrite:
             raise StoreError(f"{path} is there already. Choose another name, or allow it to be overwritten.")
         found = segments.plain(self._table(Query(**conditions)))
         try:
             if path.suffix == ".parquet":
+                named = set(found.column("device_fingerprint").unique().to_pylist())
+                devices = [each for name, each in self.devices().items() if name in named]
+                found = found.replace_schema_metadata(segments.export_metadata(devices))
                 segments.write_parquet(found, path)
             else:
-                frame = found.to_pandas()
+                with self._readable():
+                    frame = found.to_pandas()
                 frame["samples_us"] = [
                     json.dumps(samples) for samples in found.column("samples_us").to_pylist()
                 ]
-                write_durably(path, frame.to_csv(index=False))
+                write_durably(path, frame.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC))
         except OSError as error:
             raise StoreError(f"Cannot write {path}: {error.strerror or error}.") from error
         return found.num_rows
@@ -270,16 +260,19 @@ class Store:
             InvalidRecordError: a column is missing or has another type.
             StoreError: the store cannot be written.
         """
-        pa = segments.require_arrow()
-        rows = segments.drop_repeats(segments.conform(table).unify_dictionaries())
+        compute = segments.require_arrow().compute
+        found = rows.drop_repeats(segments.conform(table).unify_dictionaries())
         with self._writing():
-            known = pa.array(self.ids(), pa.string())
-            rows = rows.filter(pa.compute.invert(pa.compute.is_in(rows.column("id"), known)))
-            if rows.num_rows:
-                segments.write_parquet(
-                    segments.sort_rows(rows), self.root / "parquet" / segments.segment_name()
+            # The hash table is of the new ids, which are fewer than those of a large store.
+            known = self._ids()
+            known = known.filter(compute.is_in(known, found.column("id").combine_chunks()))
+            if len(known):
+                found = found.filter(
+                    compute.invert(compute.is_in(found.column("id"), known.combine_chunks()))
                 )
-        return AddResult(rows.num_rows, table.num_rows - rows.num_rows)
+            if found.num_rows:
+                self._write_segment(found)
+        return AddResult(found.num_rows, table.num_rows - found.num_rows)
 
     def merge(self, other: Path) -> AddResult:
         """Add every record and device of another store; that one stays as it is.
@@ -308,10 +301,16 @@ class Store:
         Raises:
             StoreError: no condition is given.
         """
-        query = Query(**conditions)
-        if query == Query():
-            raise StoreError("Pruning without a condition would delete every record. Name what is to go.")
-        return self._rewrite(query)
+        return self._rewrite(_pruned(conditions))
+
+    def count_to_prune(self, **conditions: Unpack[Conditions]) -> int:
+        """How many records meet all conditions, those in journals whose writers run included.
+
+        Raises:
+            StoreError: no condition is given.
+        """
+        query = _pruned(conditions)
+        return int(self._table(query, ["id"], ordered=False).num_rows)
 
     def _rewrite(self, drop: Query | None) -> RewriteResult:
         self._require()
@@ -328,25 +327,45 @@ class Store:
                 journals.append(path)
             tables = [segments.read_segment(path) for path in old]
             journaled = segments.table_of(record for path in journals for record in read_journal(path))
-            rows = segments.drop_repeats(_concatenate([*tables, journaled.replace_schema_metadata(None)]))
+            found = rows.drop_repeats(_concatenate([*tables, journaled.replace_schema_metadata(None)]))
             dropped = None if drop is None else drop.expression()
-            kept = rows if dropped is None else rows.filter(~dropped)
-            unchanged = len(old) == 1 and kept.num_rows == tables[0].num_rows and not journaled.num_rows
+            kept = found if dropped is None else found.filter(~dropped)
+            unchanged = (
+                len(old) == 1
+                and kept.num_rows == tables[0].num_rows
+                and not journaled.num_rows
+                and not segments.is_outdated(old[0])
+            )
+            del tables
             if not unchanged:
                 if kept.num_rows:
-                    kept = segments.sort_rows(kept).replace_schema_metadata(
-                        segments.segment_schema().metadata
-                    )
-                    segments.write_parquet(kept, self.root / "parquet" / segments.segment_name())
+                    self._write_segment(kept)
                 for path in old:
                     path.unlink()
             for path in journals:
                 path.unlink()
             for name in ("parquet", "journal"):
                 sync_folder(self.root / name)
-        return RewriteResult(kept.num_rows, rows.num_rows - kept.num_rows, len(old), len(journals), in_use)
+        return RewriteResult(kept.num_rows, found.num_rows - kept.num_rows, len(old), len(journals), in_use)
+
+    def _write_segment(self, table: pa.Table) -> None:
+        segments.write_parquet(
+            table.replace_schema_metadata(segments.segment_schema().metadata),
+            self.root / "parquet" / segments.segment_name(),
+            rows.row_order(table),
+        )
 
     # Files
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Say which store it is that holds a row which is no record."""
+        try:
+            yield
+        except (InvalidRecordError, InvalidProblemError, ValueError, TypeError, RecursionError) as error:
+            raise StoreError(
+                f"{self.root} holds a row that is no record ({quoted(error)}). kernelcast data check says where it is."
+            ) from error
 
     def _require(self, *, schema: bool = True) -> None:
         """Refuse to read where there is no store, or one of a newer schema."""
@@ -412,18 +431,28 @@ class Store:
             return segments.read_segment(parquet[0], wanted, query.expression())
         needed = {
             *wanted,
-            *segments.REPEAT_COLUMNS,
+            *rows.REPEAT_COLUMNS,
             *query.columns(),
-            *(segments.SORT_COLUMNS if ordered else ()),
+            *(rows.SORT_COLUMNS if ordered else ()),
         }
         read = [name for name in segments.COLUMNS if name in needed]
         tables = [segments.read_segment(path, read, query.identity()) for path in parquet]
         tables.append(journaled.select(read).replace_schema_metadata(None))
-        rows = segments.drop_repeats(_concatenate(tables))
+        found = rows.drop_repeats(_concatenate(tables))
         condition = query.expression()
         if condition is not None:
-            rows = rows.filter(condition)
-        return (segments.sort_rows(rows) if ordered else rows).select(wanted)
+            found = found.filter(condition)
+        order = rows.row_order(found) if ordered else None
+        # Only now, as a row's id and other keys are not moved with it where nobody asked for them.
+        found = found.select(wanted)
+        return found if order is None else found.take(order)
+
+
+def _pruned(conditions: Conditions) -> Query:
+    query = Query(**conditions)
+    if query == Query():
+        raise StoreError("Pruning without a condition would delete every record. Name what is to go.")
+    return query
 
 
 def _concatenate(tables: list[pa.Table]) -> pa.Table:
@@ -431,8 +460,8 @@ def _concatenate(tables: list[pa.Table]) -> pa.Table:
 
 
 def _size(path: Path) -> int:
-    # A compaction may remove the file between the listing and this line.
+    # A compaction may remove the file between the listing and this line; a link may lead nowhere.
     try:
         return path.stat().st_size
-    except FileNotFoundError:
+    except OSError:
         return 0

@@ -28,6 +28,10 @@ OutcomeOption = Annotated[
 SourceOption = Annotated[
     str | None, typer.Option("--source", help="Records of this source, as the summary names it.")
 ]
+VariantOption = Annotated[str | None, typer.Option("--variant", help="Records of this variant.")]
+
+#: Seconds of the units of an age.
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 def attach(app: typer.Typer) -> None:
@@ -106,6 +110,7 @@ def export(
     workload: WorkloadsOption = None,
     outcome: OutcomeOption = None,
     source: SourceOption = None,
+    variant: VariantOption = None,
     file_format: Annotated[
         Literal["t4"] | None,
         typer.Option(
@@ -122,7 +127,7 @@ def export(
     """
     from kernelcast.datasets.store import Store
 
-    conditions = _conditions(operation, device, workload, outcome, source)
+    conditions = _conditions(operation, device, workload, outcome, source, variant)
     found = Store(resolve_store(store))
     if file_format == "t4":
         from kernelcast.datasets.t4 import export_t4
@@ -158,6 +163,14 @@ def prune(
     workload: WorkloadsOption = None,
     outcome: OutcomeOption = None,
     source: SourceOption = None,
+    variant: VariantOption = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than",
+            help="Records measured longer ago than this: 90d, 12h, 4w. Those whose time is unknown stay.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would go.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -165,12 +178,16 @@ def prune(
 
     Example: kernelcast data prune --operation gemm --outcome crash --dry-run
     """
+    import time
+
     from kernelcast.datasets.store import Store
 
     target = Store(resolve_store(store))
-    conditions = _conditions(operation, device, workload, outcome, source)
+    conditions = _conditions(operation, device, workload, outcome, source, variant)
+    if older_than is not None:
+        conditions["before"] = time.time() - _age_s(older_than)
     if dry_run:
-        count = target.table(["id"], **conditions).num_rows
+        count = target.count_to_prune(**conditions)
         if as_json:
             print_json({"removed": 0, "matching": count})
         else:
@@ -206,15 +223,43 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def _age_s(text: str) -> float:
+    """``"90d"`` -> seconds; the units are s, m, h, d and w.
+
+    Raises:
+        SettingsError: the text is not of this form.
+    """
+    from kernelcast.errors import SettingsError
+
+    try:
+        seconds = float(text[:-1]) * _UNITS_S[text[-1:]]
+    except (KeyError, ValueError):
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise SettingsError(f"The age {text!r} is no number with s, m, h, d or w behind it, such as 90d.")
+    return seconds
+
+
 def _conditions(
-    operation: str | None, device: str | None, workload: str | None, outcome: str | None, source: str | None
+    operation: str | None,
+    device: str | None,
+    workload: str | None,
+    outcome: str | None,
+    source: str | None,
+    variant: str | None,
 ) -> Conditions:
+    from kernelcast.datasets.record import OUTCOMES
+    from kernelcast.errors import UnknownNameError
+
+    if outcome is not None and outcome not in OUTCOMES:
+        raise UnknownNameError("outcome", outcome, OUTCOMES)
     return {
         "operation": operation,
         "device": _recorded_name(device),
         "workloads": split_names(workload),
         "outcome": outcome,
         "source": source,
+        "variant": variant,
     }
 
 

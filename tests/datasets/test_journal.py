@@ -162,15 +162,15 @@ def _append_many(root: Path, writer: int) -> None:
             journal.append(record(number, writer))
 
 
-def test_four_processes_append_at_once(tmp_path: Path) -> None:
-    writers = [fork.Process(target=_append_many, args=(tmp_path / "new", writer)) for writer in range(4)]
+def test_sixteen_processes_append_at_once(tmp_path: Path) -> None:
+    writers = [fork.Process(target=_append_many, args=(tmp_path / "new", writer)) for writer in range(16)]
     for each in writers:
         each.start()
     for each in writers:
         each.join()
-    assert [each.exitcode for each in writers] == [0] * 4
-    assert len(list((tmp_path / "new" / "journal").iterdir())) == 4
-    expected = {record(number, writer).id for number in range(50) for writer in range(4)}
+    assert [each.exitcode for each in writers] == [0] * 16
+    assert len(list((tmp_path / "new" / "journal").iterdir())) == 16
+    expected = {record(number, writer).id for number in range(50) for writer in range(16)}
     assert sorted(each.id for each in read_all(tmp_path / "new")) == sorted(expected)
 
 

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from kernelcast.datasets.timing import (
     CpuClock,
+    GpuClock,
     RaceResult,
     TimingPlan,
     leader,
     race,
 )
 from kernelcast.errors import InvalidRecordError
+from kernelcast.kernels import Device
 from kernelcast.runtime.verify import decide
 
 SECOND_US = 1e6
@@ -111,11 +113,66 @@ def test_paired_errors_leave_the_drift_out_that_the_plain_ones_hold():
     assert result.error_log().min() > 0.03
 
 
-def test_four_times_slower_leaves_after_one_round_and_keeps_its_sample():
+def test_four_times_slower_leaves_after_two_rounds_and_keeps_its_samples():
     result = run(ScriptedClock([100.0, 400.0, 100.0]))
-    assert visits(result) == [20, 1, 20]
-    assert result.samples_us[0, 1] == pytest.approx(400.0)
+    assert visits(result) == [20, 2, 20]
+    assert result.samples_us[:2, 1] == pytest.approx([400.0, 400.0])
     assert result.paired_log()[1] == pytest.approx(math.log(4.0))
+
+
+def test_a_long_call_that_no_interruption_explains_leaves_after_one_round():
+    # 20 ms more than three times the leader's 10 ms, or just less.
+    assert visits(run(ScriptedClock([10_000.0, 50_100.0, 10_000.0]))) == [20, 1, 20]
+    assert visits(run(ScriptedClock([10_000.0, 49_900.0, 10_000.0]))) == [20, 2, 20]
+
+
+class BusyClock(ScriptedClock):
+    """A machine that is shared: a sample is interrupted with a probability, for 1 to 8 ms."""
+
+    def __init__(self, latencies_us, *, probability, **options):
+        super().__init__(latencies_us, **options)
+        self.probability = probability
+
+    def _latency(self, index):
+        latency = super()._latency(index)
+        if self.random.random() < self.probability:
+            # Spread over the calls of a sample of 2 ms.
+            latency += self.random.uniform(1000.0, 8000.0) / max(2000.0 / latency, 1.0)
+        return latency
+
+
+@pytest.mark.parametrize("probability", [0.05, 0.3])
+def test_a_busy_machine_throws_out_no_equal_and_changes_no_choice(probability):
+    latencies = [112.0, 100.0, 400.0, 100.0, 1000.0, 20_000.0, 130.0]
+    chosen, lost, rounds = [], 0, np.zeros(len(latencies))
+    for seed in range(40):
+        clock = BusyClock(latencies, probability=probability, noise=0.02, seed=seed)
+        result = run(clock, TimingPlan(seed=seed))
+        chosen.append(decide(result.paired_log(), result.paired_error())[0])
+        lost += visits(result)[1] < 20 or visits(result)[3] < 20
+        rounds += visits(result)
+    # Once of 40 at most where every third sample is spoiled.
+    assert lost <= (probability > 0.1)
+    assert set(chosen) <= {1, 3}
+    # It is still a race: what is hopeless costs two or three rounds.
+    assert (rounds[[2, 4, 5]] <= 40 * np.array([6, 3, 2])).all()
+
+
+def test_one_that_was_raced_out_does_not_win_by_an_interruption_of_the_leader():
+    nan = np.nan
+    # Beaten by the first; the last one led in the end, and was interrupted in the only rounds that both ran in.
+    samples = np.array([[100.0, 400.0, 900.0], [100.0, 400.0, 900.0], *[[100.0, nan, 90.0]] * 8])
+    assert RaceResult(samples).paired_log()[1] < 0
+    result = RaceResult(samples, {1: math.log(3.0)})
+    assert result.paired_log() == pytest.approx([math.log(100 / 90), math.log(3.0), 0.0])
+    assert decide(result.paired_log(), result.paired_error())[0] == 2
+
+
+def test_what_was_beyond_doubt_is_kept_of_those_raced_out_alone():
+    result = run(ScriptedClock([100.0, 112.0, 100.0, 400.0], noise=0.002))
+    assert set(result.beaten_log) == {1, 3}
+    assert 0.05 < result.beaten_log[1] < math.log(1.12)
+    assert result.beaten_log[3] == pytest.approx(math.log(3.0))
 
 
 def test_one_interrupted_sample_throws_nobody_out():
@@ -191,7 +248,7 @@ def test_one_candidate_alone_runs_every_round():
 
 
 def test_last_one_running_is_measured_until_its_median_is_worth_something():
-    assert visits(run(ScriptedClock([100.0, 900.0]))) == [4, 1]
+    assert visits(run(ScriptedClock([100.0, 900.0]))) == [4, 2]
 
 
 def test_no_candidates_at_all():
@@ -334,6 +391,23 @@ def test_worked_example_of_ratios_and_errors():
 def test_a_plan_that_cannot_be_followed_is_refused(values):
     with pytest.raises(InvalidRecordError, match="timing plan"):
         TimingPlan(**values)
+
+
+def test_the_caches_of_a_gpu_are_flushed_by_the_last_level(monkeypatch):
+    import torch
+
+    made = []
+    monkeypatch.setattr(torch, "empty", lambda count, **options: made.append(4 * count))
+    facts = {"name": "g", "kind": "gpu", "vendor": "amd", "architecture": "gfx942", "cores": 304}
+    # 4 MiB of L2 before 256 MiB of last-level cache; a GPU that reports neither; one whose L2 is the last level.
+    for caches, flushed_mib in (
+        ({"l2_bytes": 2**22, "llc_bytes": 2**28}, 512),
+        ({}, 64),
+        ({"l2_bytes": 5 * 2**23}, 80),
+    ):
+        clock = GpuClock(Device(**facts, **caches))
+        assert (clock.cache, clock.flush_bytes) == ("cold", flushed_mib * 2**20)
+        assert made.pop() == clock.flush_bytes
 
 
 def test_cpu_clock_calls_as_often_as_it_says():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import random
 import shutil
 import signal
@@ -21,9 +22,9 @@ import pytest
 
 from kernelcast.datasets import AddResult, Environment, Journal, Measurement, Protocol, RewriteResult, Store
 from kernelcast.datasets.record import problem_id, shape_id
+from kernelcast.datasets.rows import SORT_COLUMNS
 from kernelcast.datasets.segments import (
     COLUMNS,
-    SORT_COLUMNS,
     conform,
     plain,
     segment_schema,
@@ -35,6 +36,9 @@ from kernelcast.kernels import Candidate, Device, problem
 
 DEVICE = Device(name="test-gpu", kind="gpu", vendor="nvidia", architecture="sm80", cores=8)
 OTHER = Device(name="other-gpu", kind="gpu", vendor="nvidia", architecture="sm90", cores=9)
+
+
+fork = multiprocessing.get_context("fork")
 
 
 def record(number: int, **changes: object) -> Measurement:
@@ -184,6 +188,10 @@ def test_a_frame_reads_segments_and_journals_once(mixed: Store) -> None:
         ({"outcome": "timeout"}, [4]),
         ({"source": "kernelcast"}, [0, 1, 2, 3, 4, 5]),
         ({"source": "elsewhere"}, []),
+        ({"variant": "triton_tiled", "outcome": "timeout"}, [4]),
+        ({"variant": "vendor"}, []),
+        ({"before": 100.5}, [1, 2, 3, 4, 5]),
+        ({"before": 100.0}, []),
     ],
 )
 def test_conditions_choose_rows(mixed: Store, conditions: dict[str, object], numbers: list[int]) -> None:
@@ -336,6 +344,33 @@ def test_pruning_deletes_what_meets_every_condition(mixed: Store) -> None:
     assert mixed.summary()["records"] == 0
 
 
+def test_pruning_by_age_and_variant_leaves_unknown_times_and_counts_first(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    vendor = Candidate.of("vendor")
+    store.add_many(
+        [record(0, created_at=0.0), record(1, created_at=50.0), record(2, candidate=vendor), record(3)]
+    )
+    with pytest.raises(StoreError, match="without a condition"):
+        store.count_to_prune()
+    assert store.count_to_prune(before=99.0) == 1
+    assert store.count_to_prune(before=101.0) == 3
+    assert len(store.ids()) == 4
+    assert store.prune(before=101.0, variant="vendor").removed == 1
+    assert store.prune(before=99.0).removed == 1
+    assert store.ids() == {record(0, created_at=0.0).id, record(3).id}
+
+
+def test_pruning_leaves_records_whose_writer_still_runs(tmp_path: Path) -> None:
+    journal(tmp_path, [record(0)])
+    store = Store(tmp_path)
+    with Journal(tmp_path) as live:
+        live.append(record(1))
+        assert store.count_to_prune(operation="gemm") == 2
+        assert store.prune(operation="gemm") == RewriteResult(0, 1, segments=0, journals=1, journals_in_use=1)
+        live.append(record(2))
+    assert store.ids() == {record(1).id, record(2).id}
+
+
 def test_merging_adds_records_and_devices(tmp_path: Path) -> None:
     one, other = Store(tmp_path / "one"), Store(tmp_path / "other")
     one.add_many([record(0), record(1)])
@@ -370,6 +405,10 @@ def test_exports_hold_what_was_asked_for(mixed: Store, tmp_path: Path) -> None:
         mixed.export(tmp_path / "out.txt")
     with pytest.raises(StoreError, match="Cannot write"):
         mixed.export(tmp_path / "none" / "out.csv")
+    # There it would be taken for a segment, and make the store unreadable.
+    for inside in (mixed.root / "parquet" / "out.parquet", tmp_path / "mixed" / ".." / "mixed" / "out.csv"):
+        with pytest.raises(StoreError, match="is inside the store"):
+            mixed.export(inside, overwrite=True)
 
 
 def test_the_summary_counts(mixed: Store) -> None:
@@ -603,6 +642,41 @@ def test_a_write_that_fails_leaves_the_store_as_it_was(mixed: Store) -> None:
     assert snapshot(mixed.root) == before
 
 
+def _use_read_only(root: Path) -> None:
+    """In a process of its own: as a user who may read the store and not write it."""
+    for path in (root, *root.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    # By a relative path, as that user may not pass through the folders above.
+    os.chdir(root)
+    if os.getuid() == 0:
+        os.setuid(65534)
+    store = Store(Path())
+    assert len(store.frame()) == store.summary()["records"] == 6
+    assert store.check() is not None
+    assert store.count_to_prune(outcome="ok") == 4
+    uses: list[Callable[[], object]] = [
+        lambda: store.add_many([record(9)]),
+        lambda: store.add_device(OTHER),
+        lambda: store.prune(outcome="ok"),
+        store.compact,
+        lambda: journal(Path(), [record(9)]),
+    ]
+    for use in uses:
+        with pytest.raises(StoreError, match=r"Cannot (write|append) to the store"):
+            use()
+
+
+def test_a_store_that_may_only_be_read_is_read_and_says_so_when_written(mixed: Store) -> None:
+    before = snapshot(mixed.root)
+    child = fork.Process(target=_use_read_only, args=(mixed.root,))
+    child.start()
+    child.join()
+    for path in (mixed.root, *mixed.root.rglob("*")):
+        path.chmod(0o755)
+    assert child.exitcode == 0
+    assert snapshot(mixed.root) == before
+
+
 def test_importing_the_room_imports_nothing_heavy() -> None:
     code = (
         "import sys, kernelcast.datasets, kernelcast.datasets.autoheuristic; "
@@ -613,8 +687,6 @@ def test_importing_the_room_imports_nothing_heavy() -> None:
 
 
 # Several processes
-
-fork = multiprocessing.get_context("fork")
 
 
 def _append(root: Path, writer: int) -> None:
