@@ -64,7 +64,7 @@ BAD = {
     "both problem and file": (["collect", "gemm", "m=1", "--problems", "x.txt"], "--problems FILE"),
     "missing file": (["collect", "--problems", "/no/such/file.txt"], "/no/such/file.txt"),
     "folder for a file": (["collect", "--problems", "/"], "/"),
-    "unknown subset": (["collect", "gemm", "m=1", "n=1", "k=1", "--subset", "half"], "full or default"),
+    "unknown subset": (["collect", "gemm", "m=1", "n=1", "k=1", "--subset", "half"], "full, default or auto"),
     "bad duration": (["collect", "gemm", "m=1", "n=1", "k=1", "--budget", "soon"], "soon"),
     "no time": (["collect", "gemm", "m=1", "n=1", "k=1", "--budget", "0s"], "0s"),
     "not a number of seconds": (["collect", "gemm", "m=1", "n=1", "k=1", "--seconds", "nan"], "--seconds"),
