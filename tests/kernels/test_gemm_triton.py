@@ -476,7 +476,9 @@ def test_results_on_a_gpu(dtype, layout):
             assert gemm.check(described, reference, launch(*inputs)) is None, candidate
 
 
-@pytest.mark.parametrize(("dtype", "rule"), [("float16", "sixteen-bit-tiles"), ("bfloat16", "dtype-supported")])
+@pytest.mark.parametrize(
+    ("dtype", "rule"), [("float16", "sixteen-bit-tiles"), ("bfloat16", "dtype-supported")]
+)
 def test_tiles_of_16_bits_need_tensor_cores(dtype, rule):
     from triton_lab import T4, refused_by
 
