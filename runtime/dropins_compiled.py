@@ -84,7 +84,6 @@ def traced_alike(*tensors: torch.Tensor) -> bool:
     return dtype in DTYPES and all(tensor.dtype is dtype for tensor in tensors)
 
 
-@torch.compiler.assume_constant_result
 def _undisturbed(device_type: str) -> bool:
     """Whether nothing acts on a graph from outside; evaluated by the tracer, which guards its graphs by these states."""
     return not (
@@ -94,3 +93,8 @@ def _undisturbed(device_type: str) -> bool:
         or forward_ad._current_level >= 0
         or settings.disabled()
     )
+
+
+# What torch.compiler.assume_constant_result sets. That function imports the compiler, which takes a second and needs libraries
+# that the run time does without.
+_undisturbed._dynamo_marked_constant = True  # type: ignore[attr-defined]

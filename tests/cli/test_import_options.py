@@ -129,7 +129,14 @@ def test_an_operation_of_the_store_alone_is_listed_and_ranked_or_says_why_not(
     tmp_path: Path, kernelcast: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kernelcast.cli import kernels, select
+    from kernelcast.kernels import registry
 
+    # What the command registers is gone after this test; what is built in is loaded before, and stays.
+    registry.operation_names()
+    monkeypatch.setattr(registry, "_operations", dict(registry._operations))
+    monkeypatch.setattr(
+        registry, "_variants", {known: dict(found) for known, found in registry._variants.items()}
+    )
     kernels.attach(application.app)
     select.attach(application.app)
     monkeypatch.setenv("KERNELCAST_HOME", str(tmp_path))

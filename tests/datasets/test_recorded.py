@@ -21,13 +21,32 @@ from kernelcast.errors import (
     UnknownNameError,
 )
 from kernelcast.featurizer import Featurizer
-from kernelcast.kernels import Candidate, candidates, operation, problem, refusals, require_legal, variants
+from kernelcast.kernels import (
+    Candidate,
+    candidates,
+    operation,
+    problem,
+    refusals,
+    registry,
+    require_legal,
+    variants,
+)
 from kernelcast.kernels.devices import device
 
 A100, H100 = device("a100"), device("h100")
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "kernel_tuner"
 recorded = pytest.mark.skipif(not DATA.is_dir(), reason="no recorded measurements in ../shared/data")
+
+
+@pytest.fixture(autouse=True)
+def _own_catalogue(monkeypatch):
+    """What a test registers is gone after it; what is built in is loaded before, and stays."""
+    registry.operation_names()
+    monkeypatch.setattr(registry, "_operations", dict(registry._operations))
+    monkeypatch.setattr(
+        registry, "_variants", {known: dict(found) for known, found in registry._variants.items()}
+    )
 
 
 def cache(kernel: str, size: Any = (64, 32), **changes: Any) -> dict[str, Any]:
