@@ -24,12 +24,13 @@ from kernelcast.kernels.operation import Operation, Tolerance
 from kernelcast.kernels.problem import Dim, Option, OptionValue, Problem, ProblemSchema
 from kernelcast.kernels.registry import operation as registered_operation
 from kernelcast.kernels.registry import register_operation, register_variant
+from kernelcast.kernels.user_definition import Definition, unwrap
 from kernelcast.kernels.user_operation import (
     TensorSpec,
     UserOperation,
     dims_of,
 )
-from kernelcast.kernels.user_variant import CallableVariant, DefaultVariant, Definition, TritonVariant, unwrap
+from kernelcast.kernels.user_variant import CallableVariant, DefaultVariant, TritonVariant
 
 FunctionT = TypeVar("FunctionT")
 
