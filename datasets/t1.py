@@ -38,6 +38,7 @@ class Condition:
     def met(self, config: Mapping[str, Any]) -> bool:
         """Whether a config meets it. A division by zero does not."""
         try:
+            # What is evaluated is numbers, names of parameters, arithmetic and comparisons: see _condition.
             return bool(eval(self.code, {"__builtins__": {}}, dict(config)))
         except (ArithmeticError, TypeError, ValueError):
             return False
@@ -132,15 +133,18 @@ def _condition(file: str, number: int, each: Any, parameters: Mapping[str, tuple
         raise ImportFileError(file, f"{where} is {shortened(each)}; it must have an Expression.")
     try:
         tree = ast.parse(text.strip(), mode="eval")
-        code = compile(tree, "<condition>", "eval")
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise ImportFileError(file, f"{where}: {shortened(text)} is no expression ({error}).") from error
     nodes = list(ast.walk(tree))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     constants = [node.value for node in nodes if isinstance(node, ast.Constant)]
-    # Texts may be compared, not multiplied into the memory.
-    texts = any(
-        (isinstance(part, ast.Name) and any(isinstance(value, str) for value in parameters.get(part.id, ())))
+    # Texts and lists may be compared, not multiplied into the memory.
+    sequences = any(
+        isinstance(part, ast.List | ast.Tuple)
+        or (
+            isinstance(part, ast.Name)
+            and any(isinstance(value, str) for value in parameters.get(part.id, ()))
+        )
         or (isinstance(part, ast.Constant) and isinstance(part.value, str))
         for node in nodes
         if isinstance(node, ast.BinOp)
@@ -151,10 +155,13 @@ def _condition(file: str, number: int, each: Any, parameters: Mapping[str, tuple
         or not names <= set(parameters)
         or not all(isinstance(value, int | float | str) for value in constants)
         or any(isinstance(value, int) and abs(value) >= _INT64 for value in constants)
-        or texts
+        or sequences
     ):
         raise ImportFileError(
             file,
             f"{where}: {shortened(text)} must compare and reckon with the parameters and numbers, and nothing else.",
         )
-    return Condition(text, code)
+    try:
+        return Condition(text, compile(tree, "<condition>", "eval"))
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        raise ImportFileError(file, f"{where}: {shortened(text)} is no expression ({error}).") from error

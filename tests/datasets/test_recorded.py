@@ -299,6 +299,7 @@ def test_conditions(tmp_path: Path, expression: str, met: bool) -> None:
         "block << 70", "other == 3", "9" * 30 + " > block", "mode * 1000000000 == ''", "'%1000000000d' % block == ''",
         "block if block else 1", "f'{block}'", "block := 3", "block ==", "(" * 500 + "block" + ")" * 500, 7, None,
         "block == 1 " * 1000, "...", "b'' == block", "block == 1; block", "block == 1j",
+        "[0] * 1000000000 == block", "block in (0,) * 1000000000", "1000000000 * [block] == block",
     ],
 )  # fmt: skip
 def test_a_condition_that_does_more_than_reckon_is_refused(tmp_path: Path, expression: Any) -> None:
