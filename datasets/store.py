@@ -4,8 +4,8 @@ Single records are appended by :class:`kernelcast.datasets.journal.Journal`, whi
 whole set becomes one Parquet segment, and journals and segments are read as one: once for each record, whichever files
 hold it.
 
-Writers of segments take turns through a file lock (``.lock``); journals and readers need none. A file is deleted only
-after the segment that replaces it is on the disk, and a journal only once its writer's own lock is free, so a process
+Writers of segments take turns through a file lock (``.lock``); journals need none, and readers only where files keep being
+replaced under them. A file is deleted only after the segment that replaces it is on the disk, and a journal only once its writer's own lock is free, so a process
 may be killed at any point: what follows reads a record twice rather than not at all, and keeps one.
 """
 
@@ -45,8 +45,11 @@ if TYPE_CHECKING:
 #: How long a writer waits for another one, in seconds.
 LOCK_TIMEOUT_S = 600.0
 
-#: How often a read starts again because files were compacted under it.
-_READ_ATTEMPTS = 20
+#: How often a read starts again because files were compacted under it, before it keeps the compactions off.
+_READ_ATTEMPTS = 5
+
+#: How often a read asks for the lock then, in seconds: one compaction after another leaves it free for moments only.
+_READ_POLL_S = 0.001
 
 _CHUNK_ROWS = 4096
 
@@ -378,13 +381,13 @@ class Store:
             check_schema(self.root)
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Hold the lock that writers of segments share."""
+    def _writing(self, *, poll_s: float = 0.05) -> Iterator[None]:
+        """Hold the lock that writers of segments share, asking for it every ``poll_s`` seconds."""
         from filelock import FileLock, Timeout
 
         prepare_store(self.root)
         try:
-            with FileLock(self.root / ".lock", timeout=LOCK_TIMEOUT_S):
+            with FileLock(self.root / ".lock", timeout=LOCK_TIMEOUT_S, poll_interval=poll_s):
                 yield
         except Timeout as error:
             raise StoreError(
@@ -408,19 +411,29 @@ class Store:
                 )
         self._require()
         for _ in range(_READ_ATTEMPTS):
-            # Journals first: a compaction puts its segment there before it removes a journal.
-            journals = files_in(self.root / "journal", ".jsonl")
-            parquet = files_in(self.root / "parquet", ".parquet")
-            try:
-                found = self._read(journals, parquet, query, wanted, ordered)
-            except FileNotFoundError:
-                continue
-            # What was compacted away while it was read may have been missed: read again.
-            if files_in(self.root / "parquet", ".parquet") == parquet and all(
-                path.exists() for path in journals
-            ):
+            found = self._read_unless_changed(query, wanted, ordered)
+            if found is not None:
                 return found
-        raise StoreError(f"The files of {self.root} kept changing while they were read. Try again.")
+        with self._writing(poll_s=_READ_POLL_S):
+            found = self._read_unless_changed(query, wanted, ordered)
+        if found is None:
+            raise StoreError(
+                f"Files of {self.root} vanished while they were read, and not by kernelcast. Try again."
+            )
+        return found
+
+    def _read_unless_changed(self, query: Query, wanted: list[str], ordered: bool) -> pa.Table | None:
+        """What a query asks for; None where files were compacted away meanwhile."""
+        # Journals first: a compaction puts its segment there before it removes a journal.
+        journals = files_in(self.root / "journal", ".jsonl")
+        parquet = files_in(self.root / "parquet", ".parquet")
+        try:
+            found = self._read(journals, parquet, query, wanted, ordered)
+        except FileNotFoundError:
+            return None
+        # What was compacted away while it was read may have been missed. Segments that came since may wait for the next read.
+        unchanged = all(path.exists() for path in (*parquet, *journals))
+        return found if unchanged else None
 
     def _read(
         self, journals: list[Path], parquet: list[Path], query: Query, wanted: list[str], ordered: bool

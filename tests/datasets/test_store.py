@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from filelock import FileLock, Timeout
 
 from kernelcast.datasets import AddResult, Environment, Journal, Measurement, Protocol, RewriteResult, Store
 from kernelcast.datasets.record import problem_id, shape_id
@@ -480,6 +482,30 @@ def test_a_compaction_between_listing_and_reading_hides_nothing(tmp_path: Path, 
     store = CompactedWhileRead(tmp_path)
     assert store.ids() == {record(number).id for number in range(3)}
     assert store.compacted
+
+
+class NeverStill(Store):
+    """A store that other processes add to and compact between every listing of its files and the reading of them."""
+
+    turns = 0
+
+    def _read(self, *args: Any) -> pa.Table:
+        free = False
+        with contextlib.suppress(Timeout), FileLock(self.root / ".lock", timeout=0):
+            free = True
+        if free:
+            self.turns += 1
+            Store(self.root).add_many([record(100 + self.turns)])
+            Store(self.root).compact()
+        return super()._read(*args)
+
+
+def test_a_read_ends_where_compactions_never_do(tmp_path: Path) -> None:
+    Store(tmp_path).add_many([record(1)])
+    store = NeverStill(tmp_path)
+    # Each turn that another process could take added one record; then the read kept the others off.
+    assert len(store.ids()) == 1 + store.turns
+    assert store.turns > 1
 
 
 # Faults
