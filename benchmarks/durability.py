@@ -1,14 +1,11 @@
-"""The store under kills, under many writers, and with millions of rows.
+"""The store under kills and under many writers.
 
 Collections, imports, merges and compactions are killed at seeded random moments; eight processes write one store for a
-minute while others read and compact it; and a store of five million made-up measurements is read into pandas.
+minute while others read and compact it.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
@@ -17,43 +14,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import bench_store
 from durability_kills import Kills, crowd, killed_collections, killed_rewrites
-
-#: What is promised of a read of four columns.
-MOST_SECONDS, MOST_GIB = 1.0, 2.0
-
-#: Columns that are read: what a plot, a table of choices, and a fit ask for.
-READS = (
-    ("problem_id", "candidate_key", "latency_us", "outcome"),
-    ("operation", "device", "workload", "latency_us"),
-    ("problem", "candidate_key", "latency_us", "created_at"),
-)
-
-#: Runs one call on a store and says what it took. A process of its own, as the peak of memory is that of a process;
-#: from the kernel's status, since what getrusage tells may be that of the parent.
-_MEASURED = """
-import json, sys, time
-from pathlib import Path
-import pandas, pyarrow.parquet
-from kernelcast.datasets import Store
-store, work, columns = Store(Path(sys.argv[1])), sys.argv[2], sys.argv[3].split(",")
-wall, cpu = time.perf_counter(), time.process_time()
-found = store.frame(columns) if work == "frame" else getattr(store, work)()
-wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-rows = len(found) if work == "frame" else found["records"] if work == "summary" else -1
-print(json.dumps({"wall_s": wall, "cpu_s": cpu, "peak_gib": int(peak.split()[1]) / 2**20, "rows": rows,
-                  "faults": found if work == "check" else []}))
-"""
 
 
 def main(quick: bool) -> dict[str, Any]:
-    """Everything. Quick: five kills of each kind, three writers for two seconds, and 50,000 rows."""
+    """Everything. Quick: five kills of each kind, three writers for two seconds."""
     import pyarrow.parquet  # noqa: F401 - before the forks: children then begin at once
     import torch  # noqa: F401
 
-    kills, writers, seconds, problems = (5, 3, 2.0, 50) if quick else (100, 8, 60.0, 5000)
+    kills, writers, seconds = (5, 3, 2.0) if quick else (100, 8, 60.0)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         killed = {
@@ -61,57 +30,13 @@ def main(quick: bool) -> dict[str, Any]:
             "importing, merging and compacting": killed_rewrites(root / "rewritten", kills),
         }
         many = crowd(root / "crowd", writers, seconds)
-        for old in root.iterdir():
-            shutil.rmtree(old)
-        reads = large_store(root / "large", problems)
-    return page(killed, asdict(many), reads)
+    return page(killed, asdict(many))
 
 
-def large_store(root: Path, problems: int, repeats: int = 3) -> dict[str, Any]:
-    """Fill a store, and read it as it is after imports and after a compaction; the fastest of some repeats."""
-    rows = bench_store.fill(root, problems, 1000, a_segment=max(problems // 20, 1))
-    found: list[dict[str, Any]] = []
-
-    def note(state: str, work: str, columns: tuple[str, ...] = (), times: int = repeats) -> None:
-        runs = [_measured(root, work, columns) for _ in range(times)]
-        best = min(runs, key=lambda run: run["wall_s"])
-        found.append({**best, "state": state, "work": work, "columns": ", ".join(columns)})
-
-    note("20 segments", "frame", READS[0])
-    note("20 segments", "compact", times=1)
-    for columns in READS:
-        note("compacted", "frame", columns)
-    note("compacted", "summary")
-    # A check looks at every record by itself: a tenth of them tells how long all would take.
-    part = root.with_name("part")
-    bench_store.fill(part, max(problems // 10, 1), 1000)
-    checked = _measured(part, "check")
-    size_bytes = sum(path.stat().st_size for path in root.rglob("*.parquet"))
-    for folder in (root, part):
-        shutil.rmtree(folder)
-    return {
-        "rows": rows,
-        "size_bytes": size_bytes,
-        "reads": found,
-        "check": checked,
-        "checked_rows": rows // 10,
-    }
-
-
-def _measured(root: Path, work: str, columns: tuple[str, ...] = ()) -> dict[str, Any]:
-    command = [sys.executable, "-c", _MEASURED, str(root), work, ",".join(columns)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{work} of {root} failed: {done.stderr.strip()}")
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
-def page(killed: dict[str, Kills], many: dict[str, Any], reads: dict[str, Any]) -> dict[str, Any]:
+def page(killed: dict[str, Kills], many: dict[str, Any]) -> dict[str, Any]:
     """The tables of the figures."""
-    checked = reads["check"]
     return {
-        "title": "The store under kills, many writers and many rows",
+        "title": "The store under kills and many writers",
         "tables": [
             {
                 "title": "Killed with SIGKILL at random moments",
@@ -154,40 +79,14 @@ def page(killed: dict[str, Kills], many: dict[str, Any], reads: dict[str, Any]) 
                 ],
                 "rows": [[*(many[name] for name in list(many)[:-1]), len(many["faults"])]],
             },
-            {
-                "title": f"A store of {reads['rows']:,} rows, {reads['size_bytes'] / 2**20:,.0f} MiB",
-                "columns": ["what", "files", "wall s", "CPU s", "peak GiB"],
-                "rows": [
-                    [
-                        f"to pandas: {each['columns']}" if each["columns"] else each["work"],
-                        each["state"],
-                        each["wall_s"],
-                        each["cpu_s"],
-                        each["peak_gib"],
-                    ]
-                    for each in reads["reads"]
-                ]
-                + [
-                    [
-                        f"check of {reads['checked_rows']:,} rows",
-                        "as imported",
-                        checked["wall_s"],
-                        checked["cpu_s"],
-                        checked["peak_gib"],
-                    ]
-                ],
-            },
         ],
         "killed": {name: asdict(each) for name, each in killed.items()},
         "crowd": many,
-        "large": reads,
         "notes": [
             "A record is promised when the call that writes it has returned; the process then announces it. After each kill "
             "every promise so far is looked up, and `Store.check` reads every file. Imports and merges are batches: a part of "
             "one would be counted.",
             "Each of the many writers appends a record a millisecond or so and takes a new journal after 200; two processes "
             "read all ids, and one compacts without a pause.",
-            f"Wanted of four columns to pandas: at most {MOST_SECONDS:g} s and {MOST_GIB:g} GiB. Each read is in a process "
-            "of its own, its imports not counted in the time and counted in the peak; the fastest of three.",
         ],
     }

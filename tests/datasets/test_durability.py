@@ -32,7 +32,7 @@ def in_a_process(expression: str) -> Any:
     code = (
         "import json, sys; from dataclasses import asdict; from pathlib import Path\n"
         "sys.path.insert(0, sys.argv[1])\n"
-        "import pyarrow.parquet, torch, durability, durability_kills\n"
+        "import pyarrow.parquet, torch, durability_kills, store_speed\n"
         f"print(json.dumps({expression}))"
     )
     done = subprocess.run(
@@ -62,7 +62,7 @@ def test_many_writers_two_readers_and_a_compaction_share_a_store(tmp_path: Path)
 
 @pytest.mark.slow
 def test_fifty_thousand_rows_take_little_memory(tmp_path: Path) -> None:
-    found = in_a_process(f"durability.large_store(Path({str(tmp_path / 'store')!r}), 50, repeats=1)")
+    found = in_a_process(f"store_speed.large_store(Path({str(tmp_path / 'store')!r}), 50, repeats=1)")
     assert found["rows"] == 50_000
     assert {each["rows"] for each in found["reads"] if each["work"] != "compact"} == {50_000}
     assert found["check"]["faults"] == []
