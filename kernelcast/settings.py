@@ -16,9 +16,14 @@ a launcher may change it after the import.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from kernelcast.errors import SettingsError
+
+#: What :data:`os.environ` reads and writes, with encoded names and values: a lookup here takes 0.03 us, one there 0.8 us when
+#: the name is absent, as that raises and catches. Changes through ``os.environ`` show at once.
+raw_environment: Mapping[bytes, bytes] = getattr(os.environ, "_data", None) or getattr(os, "environb", {})
 
 MODES = ("off", "cached", "predict", "verify", "tune")
 
@@ -74,7 +79,10 @@ def mode() -> str:
 
 def disabled() -> bool:
     """Whether the kill switch is on."""
-    value = os.environ.get("KERNELCAST_DISABLE") or "0"
+    raw = raw_environment.get(b"KERNELCAST_DISABLE")
+    if raw is None or raw == b"0":
+        return False
+    value = os.fsdecode(raw) or "0"
     if value not in ("0", "1"):
         raise SettingsError(f"KERNELCAST_DISABLE is {value!r}; it must be 0 or 1.")
     return value == "1"

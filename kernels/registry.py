@@ -14,6 +14,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from kernelcast import settings
 from kernelcast.errors import IllegalCandidateError, KernelcastError, SettingsError, UnknownNameError
 from kernelcast.kernels.candidate import Block, Candidate, CandidateTable
@@ -33,9 +35,13 @@ MOST_LISTED = 500
 _operations: dict[str, Operation] = {}
 _variants: dict[str, dict[str, Variant]] = {}
 _loaded: set[str] = set()
+#: Of the operations that :func:`variants` was asked for: what was registered then, and the same in order.
+_in_order: dict[str, tuple[dict[str, Variant], dict[str, Variant]]] = {}
 #: What KERNELCAST_IMPORT named and was imported, or is being imported by this thread.
 _imported: set[str] = set()
 _importing = threading.RLock()
+#: Told the name of an operation that has a new variant.
+_listeners: list[Callable[[str], None]] = []
 
 OperationT = TypeVar("OperationT", bound=type[Operation])
 VariantT = TypeVar("VariantT", bound=type[Variant])
@@ -71,9 +77,16 @@ def register_variant(operation_name: str) -> Callable[[VariantT], VariantT]:
                 f"The variant {cls.name!r} of {operation_name!r} is registered twice; names are unique."
             )
         known[cls.name] = cls()
+        for told in _listeners:
+            told(operation_name)
         return cls
 
     return register
+
+
+def on_change(listener: Callable[[str], None]) -> None:
+    """Have a function called with the name of an operation whenever that gets a variant. For the life of the process."""
+    _listeners.append(listener)
 
 
 def operation(name: str) -> Operation:
@@ -106,8 +119,14 @@ def variants(operation_name: str) -> dict[str, Variant]:
         UnknownNameError: no such operation.
     """
     default = operation(operation_name).default_variant
-    # By name, not as registered: the order of candidates must not depend on the order of imports.
-    return dict(sorted(_variants[operation_name].items(), key=lambda item: (item[0] != default, item[0])))
+    registered = _variants[operation_name]
+    before = _in_order.get(operation_name)
+    if before is None or before[0] != registered:
+        now = dict(registered)
+        # By name, not as registered: the order of candidates must not depend on the order of imports.
+        before = now, dict(sorted(now.items(), key=lambda item: (item[0] != default, item[0])))
+        _in_order[operation_name] = before
+    return dict(before[1])
 
 
 def variant(operation_name: str, name: str) -> Variant:
@@ -161,7 +180,8 @@ def candidates(
         if (spaces is not None and found.name not in spaces) or not found.serves(problem, device):
             continue
         block = space_of(found, subset) if spaces is None else spaces[found.name]
-        blocks.append(block.take(found.legal(problem, device, block)))
+        met = found.legal_rows(problem, device, block)
+        blocks.append(block if np.count_nonzero(met) == block.length else block.take(met))
     return CandidateTable(blocks)
 
 
@@ -170,10 +190,7 @@ def space_of(found: Variant, subset: str) -> Block:
     """A variant's space, listed once: the largest have tens of thousands of configs. Its columns cannot be written to."""
     if subset == "auto":
         return space_of(found, "full" if found.size <= MOST_LISTED else "default")
-    block = found.space(subset)
-    for column in block.columns.values():
-        column.setflags(write=False)
-    return block
+    return found.space(subset).keep()
 
 
 def refusals(problem: Problem, device: Device, *, subset: str = "full") -> list[Refusal]:

@@ -5,11 +5,12 @@ The choice depends on shapes, dtypes, strides, the device and torch's switches, 
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -17,21 +18,40 @@ from torch.autograd import forward_ad
 from kernelcast import settings
 from kernelcast.datasets.timing import tf32_allowed
 from kernelcast.errors import InvalidProblemError, SettingsError
-from kernelcast.kernels import Problem, operation, variant
+from kernelcast.kernels import Candidate, Problem, operation, variant
 from kernelcast.kernels.detect import detect
 from kernelcast.kernels.operation import Launcher
+from kernelcast.kernels.registry import on_change
 from kernelcast.runtime.selector import Selector
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 #: What is remembered is dropped beyond this many keys: a server of ever new lengths must not grow without end.
 _MOST_KEYS = 100_000
 
+# Looked up once: a drop-in asks for all of these at every call. What an older torch lacks is asked for in its other way.
+is_compiling = torch.compiler.is_compiling
+is_grad_enabled = torch.is_grad_enabled
+are_deterministic = torch.are_deterministic_algorithms_enabled
+transforms_active = torch._C._are_functorch_transforms_active
+is_tracing = torch._C._is_tracing
+disabled = settings.disabled
+get_num_threads = torch.get_num_threads
+Tensor, Parameter, strided = torch.Tensor, torch.nn.Parameter, torch.strided
+
+
+def _autocast_of_cpu_or_cuda() -> bool:
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", _autocast_of_cpu_or_cuda)
+
 launchers: dict[tuple[Any, ...], Launcher] = {}
-#: Of the keys that do not run torch's own: whom to tell, of what, and torch's own.
-rescues: dict[tuple[Any, ...], tuple[Selector, Problem, Launcher]] = {}
+#: Of the keys that do not run torch's own: what to do when that fails.
+rescues: dict[tuple[Any, ...], Rescue] = {}
 selectors: dict[torch.device, Selector] = {}
+#: Problems whose selection may change behind the drop-ins, with the keys that they were resolved for.
+_watching: dict[Problem, set[tuple[Any, ...]]] = {}
 _guard = threading.RLock()
 _configured: dict[str, Any] = {}
 
@@ -44,6 +64,15 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+class Rescue(NamedTuple):
+    """Whom to tell of a candidate that failed, for which problem, and torch's own."""
+
+    selector: Selector
+    problem: Problem
+    candidate: Candidate
+    own: Launcher
 
 
 class LaunchWarning(UserWarning):
@@ -68,8 +97,17 @@ def configure(**options: Any) -> None:
         _configured.clear()
         _configured.update(options)
         selectors.clear()
-        launchers.clear()
-        rescues.clear()
+        _clear_launchers()
+
+
+def _clear_launchers(_operation: str = "") -> None:
+    launchers.clear()
+    rescues.clear()
+    _watching.clear()
+
+
+# A new variant may be faster than what was selected without it.
+on_change(_clear_launchers)
 
 
 def selector_for(device: torch.device) -> Selector:
@@ -83,61 +121,99 @@ def selector_for(device: torch.device) -> Selector:
                 hardware = detect(
                     "gpu", device.index if device.index is not None else torch.cuda.current_device()
                 )
-            found = selectors.setdefault(device, Selector(hardware, **_configured))
+            made = Selector(hardware, **_configured)
+            found = selectors.setdefault(device, made)
+            if found is made:
+                made.listen(_dropped)
     return found
 
 
 def eligible(*tensors: torch.Tensor) -> bool:
-    """Whether the catalogue may run these at all: :func:`plain` ones of one dtype that it knows."""
+    """Whether the catalogue may run these, so far as a key does not tell: :func:`plain` ones of one dtype."""
     if not plain(*tensors):
         return False
     dtype = tensors[0].dtype
-    for tensor in tensors:
+    for tensor in tensors:  # noqa: SIM110 - a generator takes three times as long
         if tensor.dtype is not dtype:
             return False
-    return dtype in DTYPES
+    return True
+
+
+def pair_at(a: torch.Tensor, b: torch.Tensor) -> object:
+    """:func:`place` of two eligible tensors; None where they are not :func:`eligible`.
+
+    In half the time that these two take: a small product is as short as the questions that it is asked.
+    """
+    if is_compiling() or disturbed():
+        return None
+    kind, other = type(a), type(b)
+    if (
+        (kind is not Tensor and kind is not Parameter)
+        or (other is not Tensor and other is not Parameter)
+        or a.layout is not strided
+        or b.layout is not strided
+        or a.is_nested
+        or b.is_nested
+        or a.dtype is not b.dtype
+        or ((a.requires_grad or b.requires_grad) and is_grad_enabled())
+    ):
+        return None
+    if a.is_cpu:
+        return get_num_threads() if b.is_cpu else None
+    return place(a) if a.device == b.device else None
 
 
 def plain(*tensors: torch.Tensor) -> bool:
-    """Whether these are dense tensors of one device, without gradient or anything that torch does on the side."""
+    """Whether these are dense tensors of one device, without gradient or anything that torch does on the side.
+
+    What a key of shapes, dtype and device implies is not asked here but by :func:`resolve`, once for each key.
+    """
     # First, so that a compiler or tracer that follows this function follows no further.
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if is_compiling() or disturbed():
         return False
-    first = tensors[0]
-    needs_grad = torch.is_grad_enabled()
+    device = None
+    needs_grad = is_grad_enabled()
     for tensor in tensors:
+        kind = type(tensor)
         if (
-            type(tensor) not in _PLAIN
-            or tensor.layout is not torch.strided
+            (kind is not Tensor and kind is not Parameter)
+            or tensor.layout is not strided
             or tensor.is_nested
-            or tensor.device != first.device
             or (needs_grad and tensor.requires_grad)
-            or not tensor.numel()
-            or tensor.is_neg()
         ):
             return False
-    if first.device.type not in ("cpu", "cuda"):
-        return False
-    return not (
-        torch.is_autocast_enabled(first.device.type)
-        or torch.are_deterministic_algorithms_enabled()
+        if device is None:
+            device = tensor.device
+        elif tensor.device != device:
+            return False
+    return True
+
+
+def disturbed() -> bool:
+    """Whether torch does something on the side of every call, or the kill switch is on."""
+    return (
+        is_tracing()
+        or any_autocast()
+        or are_deterministic()
         # torch.func's transforms hand in tensors that look plain; dual tensors of forward-mode need no grad.
-        or torch._C._are_functorch_transforms_active()
+        or transforms_active()
         or forward_ad._current_level >= 0
-        or settings.disabled()
+        or disabled()
     )
 
 
-def switches(tensor: torch.Tensor) -> object:
-    """Facts of the process that can change the winner: TF32 on a GPU, threads on a CPU."""
-    if tensor.device.type == "cpu":
-        return torch.get_num_threads()
-    return (tf32_allowed("matmul"), tf32_allowed("conv"))
+def place(tensor: torch.Tensor) -> object:
+    """What of a key is not in shapes, strides and dtypes: the CPU's threads, or else the device with its use of TF32."""
+    if tensor.is_cpu:
+        return get_num_threads()
+    # Only products of float32 are rounded to TF32.
+    rounded = tensor.dtype is torch.float32 and tensor.is_cuda
+    return (tensor.device, tf32_allowed("matmul"), tf32_allowed("conv")) if rounded else tensor.device
 
 
 def resolve(
     key: tuple[Any, ...],
-    sample: torch.Tensor,
+    tensors: tuple[torch.Tensor, ...],
     own: Launcher,
     describe: Callable[[], Problem | None],
     adapt: Callable[[Launcher], Launcher] | None = None,
@@ -146,11 +222,14 @@ def resolve(
 
     Args:
         key: every fact that the choice depends on.
-        sample: a tensor of the call, for its device.
+        tensors: of the call; the first one's device is selected for.
         own: torch's operator.
         describe: gives the problem; None where the catalogue cannot describe it.
         adapt: makes what the drop-in calls of a candidate's launcher.
     """
+    sample = tensors[0]
+    if sample.device.type not in ("cpu", "cuda") or not all(tensor.numel() for tensor in tensors):
+        return _remember(key, own)
     if sample.is_cuda and torch.cuda.is_current_stream_capturing():
         # A first launch may load code, which breaks the capture. Nothing is remembered: the next call may select.
         return own
@@ -169,21 +248,72 @@ def resolve(
     except Exception as error:  # noqa: BLE001 - a drop-in must not end what torch's own would not
         _warn(f"No candidate of {described} could be selected", error)
         return _remember(key, own)
+    if selector.pending(described):
+        return _for_now(key, own, selector, described)
     if selection.candidate == operation(described.operation).default:
-        return _remember(key, own)
+        return _remember(key, _watched(own, key, selector, described))
     try:
         found = variant(described.operation, selection.candidate.variant)
         launch = found.build(described, selection.candidate.parameters)
     except Exception as error:  # noqa: BLE001 - see rescue
         _warn(f"The selected candidate of {described} cannot be built", error)
-        selector.forget(described)
-        return _remember(key, own)
-    return _remember(key, launch if adapt is None else adapt(launch), (selector, described, own))
+        return own if selector.reject(described, selection.candidate) else _remember(key, own)
+    if adapt is not None:
+        launch = adapt(launch)
+    if sample.is_cuda:
+        launch = _unless_negated(launch, own)
+    rescue = Rescue(selector, described, selection.candidate, own)
+    return _remember(key, _watched(launch, key, selector, described), rescue)
 
 
-def _remember(
-    key: tuple[Any, ...], launch: Launcher, rescue: tuple[Selector, Problem, Launcher] | None = None
-) -> Launcher:
+def _for_now(key: tuple[Any, ...], own: Launcher, selector: Selector, described: Problem) -> Launcher:
+    """Torch's own, until the verification that goes on in the background is done."""
+    with _guard:
+        _watching.setdefault(described, set()).add(key)
+    launch = _remember(key, own)
+    if not selector.pending(described):  # it was done before anyone listened
+        _dropped(described)
+    return launch
+
+
+def _watched(launch: Launcher, key: tuple[Any, ...], selector: Selector, described: Problem) -> Launcher:
+    """A launcher that has its selection measured again after every so many calls, where that was asked for."""
+    every = selector.drift_every
+    if not every:
+        return launch
+    with _guard:
+        _watching.setdefault(described, set()).add(key)
+    calls = itertools.count(1)
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        if next(calls) % every == 0:
+            selector.recheck(described)
+        return launch(*arguments)
+
+    return counted
+
+
+def _unless_negated(launch: Launcher, own: Launcher) -> Launcher:
+    """A launcher that leaves views with a pending negation, which a kernel would not see, to torch."""
+
+    def checked(*arguments: Any) -> torch.Tensor:
+        for each in arguments:
+            if isinstance(each, torch.Tensor) and each.is_neg():
+                return own(*arguments)
+        return launch(*arguments)
+
+    return checked
+
+
+def _dropped(described: Problem) -> None:
+    """Have the keys of a problem resolved anew: its selection has changed."""
+    with _guard:
+        for key in _watching.pop(described, ()):
+            launchers.pop(key, None)
+            rescues.pop(key, None)
+
+
+def _remember(key: tuple[Any, ...], launch: Launcher, rescue: Rescue | None = None) -> Launcher:
     """Keep a launcher, and what to do when it fails, unless another thread was first. Returns the one that is kept."""
     with _guard:
         if len(launchers) >= _MOST_KEYS:
@@ -195,18 +325,23 @@ def _remember(
 
 
 def rescue(key: tuple[Any, ...], failed: Launcher, error: Exception) -> Launcher:
-    """What to run instead of a candidate that failed: torch's own, from now on. An error of torch's own is passed on."""
+    """What to run instead of a candidate that failed: torch's own. An error of torch's own is passed on.
+
+    The candidate is rejected: the next call of the key selects among the others, as long as the selector sees sense in it.
+    """
     found = rescues.get(key)
-    if found is None or failed is found[2]:
+    if found is None or failed is found.own:
         raise error
-    selector, described, own = found
     with _guard:  # several threads may have failed with it
         first = launchers.get(key) is failed
-        launchers[key] = own
+        launchers[key] = found.own
     if first:
-        selector.forget(described)
-        _warn(f"The selected candidate of {described} failed", error)
-    return own
+        _warn(f"The selected candidate of {found.problem} failed", error)
+        if found.selector.reject(found.problem, found.candidate):
+            with _guard:
+                launchers.pop(key, None)
+                rescues.pop(key, None)
+    return found.own
 
 
 def _warn(what: str, error: Exception) -> None:

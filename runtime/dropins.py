@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from kernelcast.kernels import Problem
 from kernelcast.kernels.operation import Launcher
 from kernelcast.kernels.ops.gemm.schema import matrix_layout
-from kernelcast.runtime.dispatch import eligible, launchers, rescue, resolve, switches
+from kernelcast.runtime.dispatch import eligible, launchers, pair_at, place, rescue, resolve
 from kernelcast.runtime.dropins_compiled import operator, traced_alike
 from kernelcast.runtime.dropins_matmul import batched, folded, rows_of
 from kernelcast.runtime.dropins_problem import problem_for
@@ -35,28 +35,28 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     :func:`kernelcast.bmm` does; one of them may hold a single matrix. torch's own for other ranks, dtypes other than
     float32, float16 and bfloat16, and operands of which no dimension is adjacent in memory.
     """
-    if eligible(a, b):
-        ranks = a.dim(), b.dim()
-        if ranks == (3, 3):
-            found = _as_batch(a, b)
-            if found is not None:
-                return batched(*found)
-        elif (
-            ranks[1] == 2
-            and ranks[0] >= 2
-            and a.shape[-1] == b.shape[0]
-            and (ranks[0] == 2 or a.is_contiguous())
-        ):
-            key = ("gemm", a.shape, b.shape, a.stride(), b.stride(), a.dtype, a.device, switches(a))
-            launch = launchers.get(key)
-            if launch is None:
-                launch = resolve(
-                    key, a, torch.matmul, lambda: _gemm_problem(a, b), folded(a.shape, b.shape[1])
-                )
-            try:
-                return launch(a, b)
-            except Exception as error:  # noqa: BLE001 - see rescue
-                return rescue(key, launch, error)(a, b)
+    where = pair_at(a, b)
+    if where is not None:
+        # A contiguous tensor is told by its shape: strides of dimensions of size 1, which may be anything, mean nothing.
+        dense_a, dense_b = a.is_contiguous(), b.is_contiguous()
+        shape_a, shape_b = a.shape, b.shape
+        key = (
+            "gemm", shape_a, shape_b, None if dense_a else a.stride(), None if dense_b else b.stride(), a.dtype, where,
+        )  # fmt: skip
+        launch = launchers.get(key)
+        if launch is None:
+            ranks = len(shape_a), len(shape_b)
+            if ranks == (3, 3):
+                found = _as_batch(a, b)
+                return torch.matmul(a, b) if found is None else batched(*found)
+            if ranks[1] != 2 or ranks[0] < 2 or shape_a[-1] != shape_b[0] or (ranks[0] > 2 and not dense_a):
+                return torch.matmul(a, b)
+            own = torch.mm if ranks[0] == 2 else torch.matmul
+            launch = resolve(key, (a, b), own, lambda: _gemm_problem(a, b), folded(shape_a, shape_b[1]))
+        try:
+            return launch(a, b)
+        except Exception as error:  # noqa: BLE001 - see rescue
+            return rescue(key, launch, error)(a, b)
     elif traced_alike(a, b) and ((a.dim() >= 2 and b.dim() == 2) or (a.dim() == 3 and b.dim() == 3)):
         return _MATMUL(a, b)
     return torch.matmul(a, b)
@@ -90,8 +90,7 @@ def conv2d(
     ):
         steps = (strides, paddings, dilations, groups)
         key = (
-            "conv2d", input.shape, weight.shape, input.stride(), weight.stride(), input.dtype, input.device, steps,
-            switches(input),
+            "conv2d", input.shape, weight.shape, input.stride(), weight.stride(), input.dtype, steps, place(input),
         )  # fmt: skip
         launch = launchers.get(key)
         if launch is None:
@@ -99,7 +98,7 @@ def conv2d(
             def own(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
                 return F.conv2d(x, w, b, stride, padding, dilation, groups)
 
-            launch = resolve(key, input, own, lambda: _conv2d_problem(input, weight, *steps), _then_bias)
+            launch = resolve(key, usual, own, lambda: _conv2d_problem(input, weight, *steps), _then_bias)
         try:
             return launch(input, weight, bias)
         except Exception as error:  # noqa: BLE001 - see rescue
@@ -127,8 +126,8 @@ def attention(
     tensors = (query, key, value)
     if plain and eligible(*tensors) and all(t.dim() == 4 and t.is_contiguous() for t in tensors):
         found = (
-            "attention", query.shape, key.shape, value.shape, query.dtype, query.device, is_causal, enable_gqa,
-            switches(query),
+            "attention", query.shape, key.shape, value.shape, query.dtype, is_causal, enable_gqa,
+            place(query),
         )  # fmt: skip
         launch = launchers.get(found)
         if launch is None:
@@ -137,7 +136,7 @@ def attention(
                 return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=enable_gqa)
 
             launch = resolve(
-                found, query, own, lambda: _attention_problem(query, key, value, is_causal, enable_gqa)
+                found, tensors, own, lambda: _attention_problem(query, key, value, is_causal, enable_gqa)
             )
         try:
             return launch(query, key, value)
@@ -162,12 +161,12 @@ def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None
     ):
         columns = input.shape[-1]
         flat = input.view(-1, columns)
-        key = ("softmax", flat.shape, input.dtype, input.device, switches(input))
+        key = ("softmax", flat.shape, input.dtype, place(input))
         launch = launchers.get(key)
         if launch is None:
             launch = resolve(
                 key,
-                input,
+                (input,),
                 lambda x: torch.softmax(x, -1),
                 lambda: problem_for("softmax", input, rows=flat.shape[0], columns=columns),
             )
@@ -196,7 +195,8 @@ def _then_bias(run: Launcher) -> Launcher:
 
 def _gemm_problem(a: torch.Tensor, b: torch.Tensor) -> Problem | None:
     (m, k), strides = rows_of(a)
-    of_a, of_b = matrix_layout(m, k, *strides), matrix_layout(*b.shape, *b.stride())
+    (rows, columns), strides_b = rows_of(b)
+    of_a, of_b = matrix_layout(m, k, *strides), matrix_layout(rows, columns, *strides_b)
     if of_a is None or of_b is None:
         return None
     (letter_a, lda), (letter_b, ldb) = of_a, of_b

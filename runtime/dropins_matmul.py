@@ -18,7 +18,7 @@ from kernelcast.kernels.operation import Launcher
 from kernelcast.kernels.ops.gemm.schema import matrix_layout
 from kernelcast.kernels.ops.grouped_gemm.schema import DISTRIBUTIONS
 from kernelcast.kernels.ops.grouped_gemm.vendor import ALIGNMENT_BYTES, MOST_GROUPS, multiply_groups
-from kernelcast.runtime.dispatch import DTYPES, eligible, launchers, plain, rescue, resolve, switches
+from kernelcast.runtime.dispatch import DTYPES, launchers, pair_at, place, plain, rescue, resolve
 from kernelcast.runtime.dropins_compiled import operator, traced, traced_alike
 from kernelcast.runtime.dropins_problem import problem_for
 
@@ -33,7 +33,7 @@ def bmm(input: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
     One operand may be an expanded view of one matrix. torch's own for dtypes other than float32, float16 and bfloat16,
     and where the matrices of an operand do not lie one after the other, each with rows or columns of adjacent elements.
     """
-    if eligible(input, mat2):
+    if pair_at(input, mat2) is not None:
         if (
             input.dim() == 3
             and mat2.dim() == 3
@@ -48,10 +48,10 @@ def bmm(input: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
 
 def batched(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The selected batched product of eligible tensors [batch, m, k] and [batch, k, n]."""
-    key = ("batched_gemm", a.shape, b.shape, a.stride(), b.stride(), a.dtype, a.device, switches(a))
+    key = ("batched_gemm", a.shape, b.shape, a.stride(), b.stride(), a.dtype, place(a))
     launch = launchers.get(key)
     if launch is None:
-        launch = resolve(key, a, torch.bmm, lambda: _batched_problem(a, b))
+        launch = resolve(key, (a, b), torch.bmm, lambda: _batched_problem(a, b))
     try:
         return launch(a, b)
     except Exception as error:  # noqa: BLE001 - see rescue
@@ -79,13 +79,16 @@ def mixed_matmul(a: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> 
             and (a.dim() == 2 or a.is_contiguous())
         ):
             key = (
-                "mixed_gemm", a.shape, weight.shape, a.stride(), weight.stride(), a.dtype, weight.dtype, a.device,
-                switches(a),
+                "mixed_gemm", a.shape, weight.shape, a.stride(), weight.stride(), a.dtype, weight.dtype, place(a),
             )  # fmt: skip
             launch = launchers.get(key)
             if launch is None:
                 launch = resolve(
-                    key, a, _mixed_own, lambda: _mixed_problem(a, weight), folded(a.shape, weight.shape[1])
+                    key,
+                    (a, weight, scale),
+                    _mixed_own,
+                    lambda: _mixed_problem(a, weight),
+                    folded(a.shape, weight.shape[1]),
                 )
             try:
                 return launch(a, weight, scale)
@@ -131,11 +134,13 @@ def grouped_matmul(
     if plain(a, b, offs):
         if _well_formed(a, b, offs) and a.stride() == (a.shape[1], 1) and offs.is_contiguous():
             key = (
-                "grouped_gemm", a.shape, b.shape, b.stride(), a.dtype, a.device, distribution, switches(a),
+                "grouped_gemm", a.shape, b.shape, b.stride(), a.dtype, distribution, place(a),
             )  # fmt: skip
             launch = launchers.get(key)
             if launch is None:
-                launch = resolve(key, a, _grouped_own(a, b), lambda: _grouped_problem(a, b, distribution))
+                launch = resolve(
+                    key, (a, b, offs), _grouped_own(a, b), lambda: _grouped_problem(a, b, distribution)
+                )
             try:
                 return launch(a, b, offs)
             except Exception as error:  # noqa: BLE001 - see rescue
@@ -167,9 +172,9 @@ def folded(shape: torch.Size, columns: int) -> Callable[[Launcher], Launcher] | 
 
 def rows_of(a: torch.Tensor) -> tuple[tuple[int, int], tuple[int, ...]]:
     """Shape and strides of a tensor as the matrix that a launcher of :func:`folded` gets."""
-    if a.dim() == 2:
+    if not a.is_contiguous():
         return (a.shape[0], a.shape[1]), a.stride()
-    # It is contiguous, so the strides of dimensions of size 1, which may be anything, mean nothing.
+    # The strides of dimensions of size 1 may be anything, and mean nothing.
     return (math.prod(a.shape[:-1]), a.shape[-1]), (a.shape[-1], 1)
 
 

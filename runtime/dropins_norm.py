@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from kernelcast.kernels import Problem
 from kernelcast.kernels.operation import Launcher
-from kernelcast.runtime.dispatch import eligible, launchers, rescue, resolve, switches
+from kernelcast.runtime.dispatch import eligible, launchers, place, rescue, resolve
 from kernelcast.runtime.dropins_compiled import operator, traced_alike
 from kernelcast.runtime.dropins_problem import problem_for
 
@@ -39,7 +39,7 @@ def layer_norm(
         dims = _normalised(input, normalized_shape, tensors)
         if dims and type(eps) in _NUMBERS:
             key = (
-                "layernorm", input.shape, dims, len(tensors), input.dtype, input.device, switches(input),
+                "layernorm", input.shape, dims, len(tensors), input.dtype, place(input),
             )  # fmt: skip
             launch = launchers.get(key)
             if launch is None:
@@ -52,7 +52,7 @@ def layer_norm(
 
                 launch = resolve(
                     key,
-                    input,
+                    tensors,
                     own,
                     lambda: _norm_problem(
                         "layernorm", input, dims, ("none", "weight", "weight_bias")[len(tensors) - 1]
@@ -83,7 +83,7 @@ def rms_norm(
     if eligible(*tensors):
         dims = _normalised(input, normalized_shape, tensors)
         if dims and (eps is None or type(eps) in _NUMBERS):
-            key = ("rmsnorm", input.shape, dims, len(tensors), input.dtype, input.device, switches(input))
+            key = ("rmsnorm", input.shape, dims, len(tensors), input.dtype, place(input))
             launch = launchers.get(key)
             if launch is None:
                 shape = input.shape[-dims:]
@@ -97,7 +97,7 @@ def rms_norm(
 
                 launch = resolve(
                     key,
-                    input,
+                    tensors,
                     own,
                     lambda: _norm_problem("rmsnorm", input, dims, ("none", "weight")[len(tensors) - 1]),
                     adapt,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kernelcast.datasets.timing import tf32_allowed
+from kernelcast.errors import InvalidProblemError
 from kernelcast.kernels import Problem, problem
 from kernelcast.runtime.dispatch import DTYPES
 
@@ -22,7 +23,9 @@ def problem_for(name: str, sample: torch.Tensor, **values: Any) -> Problem:
     Raises:
         InvalidProblemError: the operation cannot be described so.
     """
-    on_cpu = sample.device.type == "cpu"
+    on_cpu = sample.is_cpu
+    if sample.dtype not in DTYPES:
+        raise InvalidProblemError(f"No candidate of {name} takes {sample.dtype}.")
     return problem(
         name,
         dtype=DTYPES[sample.dtype],

@@ -10,7 +10,7 @@ from kernelcast.errors import InvalidProblemError, KernelcastError
 from kernelcast.kernels import Problem, operation, problem, variant
 from kernelcast.kernels.operation import Launcher
 from kernelcast.kernels.user_operation import UserOperation
-from kernelcast.runtime.dispatch import launchers, plain, rescue, resolve, switches
+from kernelcast.runtime.dispatch import launchers, place, plain, rescue, resolve
 
 
 def run(name: str, *tensors: torch.Tensor, **values: Any) -> torch.Tensor:
@@ -33,7 +33,7 @@ def run(name: str, *tensors: torch.Tensor, **values: Any) -> torch.Tensor:
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             raise InvalidProblemError(f"kernelcast.run takes tensors; {type(tensor).__name__} was given.")
-    there = switches(tensors[0]) if tensors else None
+    there = place(tensors[0]) if tensors else None
     key = (
         "run", name, *((t.shape, t.stride(), t.dtype, t.device) for t in tensors), tuple(sorted(values.items())), there,
         _covered(tensors),
@@ -59,7 +59,7 @@ def _resolve(
     own = variant(name, found.default_variant).build(described, {})
     if not key[-1]:
         return own
-    return resolve(key, tensors[0], own, lambda: described)
+    return resolve(key, tensors, own, lambda: described)
 
 
 def problem_of(found: UserOperation, tensors: tuple[torch.Tensor, ...], values: dict[str, Any]) -> Problem:

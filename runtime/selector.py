@@ -4,56 +4,59 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kernelcast import settings
-from kernelcast.costmodel import AnalyticModel, Prediction, RankingModel
-from kernelcast.costmodel.locate import find_champion
-from kernelcast.datasets.journal import Journal
-from kernelcast.datasets.record import Measurement
 from kernelcast.datasets.timing import TimingPlan
-from kernelcast.errors import KernelcastError, ModelError, SettingsError, StoreError
-from kernelcast.kernels import CandidateTable, Device, Problem, candidates, operation
-from kernelcast.kernels.detect import detect, torch_device
+from kernelcast.errors import KernelcastError, SettingsError
+from kernelcast.kernels import Candidate, Device, Problem, require_legal
+from kernelcast.kernels.detect import detect
+from kernelcast.kernels.registry import on_change
+from kernelcast.runtime.background import Background
+from kernelcast.runtime.break_even import break_even
 from kernelcast.runtime.cache import CacheKey, SelectionCache
+from kernelcast.runtime.measuring import Measurer, default_selection, sentence
+from kernelcast.runtime.pack import PackedSelections
+from kernelcast.runtime.ranking import ModelWarning, Rankers, Ranking
 from kernelcast.runtime.selection import Selection
-from kernelcast.runtime.verify import VERIFY_PLAN, Verdict, confidence, verify
+from kernelcast.runtime.verify import VERIFY_PLAN, confidence
 
-#: Candidates measured at a time in mode ``tune``.
-_TUNE_BATCH = 8
+if TYPE_CHECKING:
+    from kernelcast.runtime.explain import Explanation
+    from kernelcast.runtime.plan import Plan, PlanBook
+
+__all__ = ["ModelWarning", "Ranking", "Selector"]
+
+#: Winners under another environment that are measured again along with the first of the ranking, at most.
+_MOST_PRIORS = 2
+
+#: Candidates of one problem that may fail before the default is left to run.
+MOST_REJECTED = 3
+
+#: What is remembered ready to be given is dropped beyond this many problems.
+_MOST_READY = 100_000
+
+_environment = settings.raw_environment
+_MODE = b"KERNELCAST_MODE"
+
+#: Told a problem whose selection has changed.
+Listener = Callable[[Problem], None]
+
+_selectors: weakref.WeakSet[Selector] = weakref.WeakSet()
 
 
-class ModelWarning(UserWarning):
-    """A model could not be used; selection fell back to the analytic ranking."""
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """A problem's legal candidates with what the ranker says of them.
-
-    Attributes:
-        table: the candidates, the default first.
-        prediction: one row a candidate.
-        source: ``"predicted"`` (a model) or ``"analytic"``.
-        model_version: empty without a model.
-        reason: why this ranker.
-    """
-
-    table: CandidateTable
-    prediction: Prediction
-    source: str
-    model_version: str
-    reason: str
-
-    def order(self) -> np.ndarray:
-        """Row numbers, the fastest first."""
-        return self.prediction.order()
+@on_change
+def _forget_ready(_operation: str) -> None:
+    """A new variant may be faster: what was selected without it is asked for again."""
+    for each in list(_selectors):
+        each.clear_ready()
 
 
 class Selector:
@@ -67,12 +70,24 @@ class Selector:
         store: folder that the measurements of verifications go to; False keeps none.
         mode: ``off``, ``cached``, ``predict``, ``verify`` or ``tune``; ``KERNELCAST_MODE`` where None.
         top_k: candidates that a verification measures, the default among them.
-        budget_seconds: time for one ``tune``.
+        target_regret: instead of a fixed ``top_k``: measure as few as keep the expected regret under this share of the
+            time, such as 0.005, by the model's own uncertainty. At most :data:`kernelcast.runtime.ranking.MOST_MEASURED`.
+        budget_seconds: time for one ``tune``, and for one verification where that is less than the plan's.
         plan: how much a verification measures.
         workload: written into the records.
+        background: verify in a thread, and answer with the default until that is done. On a GPU the caller's own work
+            is then part of what is timed beside the candidates, in equal shares.
+        expected_calls: how often each problem will be called. Where a verification cannot pay back within so many calls
+            it is not started: the default runs, and the reason says so. None: always verify.
+        drift_every: after so many answers from memory for a problem, verify it again, and select anew if the winner is no
+            longer one; 0 never does.
+        priors: gives candidates that are worth measuring for a problem, from elsewhere: they are measured along.
+        pack: a file that ``kernelcast cache export`` wrote: its selections come before those of the cache.
+        plans: tables of :func:`kernelcast.plan`: what one covers is answered by it, and measured no more.
 
     Raises:
-        SettingsError: an unknown mode, a ``top_k`` below 1, or a budget that is not a positive number of seconds.
+        SettingsError: an unknown mode, or a number that cannot be used.
+        ImportFileError: the pack cannot be read, or was changed.
     """
 
     def __init__(
@@ -84,64 +99,282 @@ class Selector:
         store: Path | bool | None = None,
         mode: str | None = None,
         top_k: int = 3,
+        target_regret: float | None = None,
         budget_seconds: float = 60.0,
         plan: TimingPlan = VERIFY_PLAN,
         workload: str = "runtime",
+        background: bool = False,
+        expected_calls: float | None = None,
+        drift_every: int = 0,
+        priors: Callable[[Problem], Iterable[Candidate]] | None = None,
+        pack: Path | None = None,
+        plans: Iterable[Plan] = (),
     ) -> None:
-        if mode is not None and mode not in settings.MODES:
-            raise SettingsError(f"The mode is {mode!r}; it must be one of {', '.join(settings.MODES)}.")
-        if not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1:
-            raise SettingsError(f"top_k is {top_k!r}; it must be an integer of at least 1.")
-        if not isinstance(budget_seconds, int | float) or not 0 < budget_seconds < math.inf:
-            raise SettingsError(f"budget_seconds is {budget_seconds!r}; it must be a positive number.")
+        _check_mode(mode or "verify")
+        _check_integer("top_k", top_k, 1)
+        _check_integer("drift_every", drift_every, 0)
+        _check_number("budget_seconds", budget_seconds, math.inf)
+        if target_regret is not None:
+            _check_number("target_regret", target_regret, 1.0)
+        if expected_calls is not None:
+            _check_number("expected_calls", expected_calls, math.inf)
         self.device = detect() if device is None else device
         self.models = settings.models_dir() if models is None else Path(models)
         self.top_k = top_k
-        self.budget_seconds = budget_seconds
-        self.plan = plan
-        self.workload = workload
+        self.target_regret = target_regret
+        self.plan = replace(plan, seconds=min(plan.seconds, budget_seconds))
+        self.background = background
+        self.expected_calls = expected_calls
+        self.drift_every = drift_every
         self._mode = mode
-        self.cache = SelectionCache(_folder(cache, settings.cache_dir()))
-        self._store = _folder(store, settings.store_dir())
-        self._journal: Journal | None = None
-        self._rankers: dict[str, tuple[RankingModel | None, str]] = {}
-        self._here: bool | None = None
+        packed = None if pack is None else PackedSelections(Path(pack))
+        self.cache = SelectionCache(_folder(cache, settings.cache_dir()), pack=packed)
+        self.rankers = Rankers(self.device, self.models)
+        self.measurer = Measurer(
+            self.device,
+            plan=self.plan,
+            budget_seconds=budget_seconds,
+            workload=workload,
+            store=_folder(store, settings.store_dir()),
+        )
+        self._priors = priors
         self._guard = threading.Lock()
+        self._ready: dict[Problem, Selection] = {}
+        self._ready_mode = _environment.get(_MODE)
+        self._answers: dict[Problem, int] = {}
+        self._pending: set[Problem] = set()
+        self._rejected: dict[Problem, set[Candidate]] = {}
+        self._listeners: list[Listener] = []
+        self._later = Background()
+        self._plans = _book(plans)
+        _selectors.add(self)
 
     @property
     def mode(self) -> str:
         """The mode in force where a call names none."""
         return self._mode or settings.mode()
 
-    def select(self, problem: Problem, *, mode: str | None = None) -> Selection:
+    def select(
+        self, problem: Problem, *, mode: str | None = None, expected_calls: float | None = None
+    ) -> Selection:
         """Select a candidate for a problem.
 
         Measures at most in modes ``verify`` and ``tune``, never during CUDA-graph capture, and never on a device that
         is not this machine's: then it answers as ``predict`` does, and the reason says so.
 
+        Args:
+            problem: what is to be computed.
+            mode: for this call; the selector's where None.
+            expected_calls: of this problem; the selector's where None.
+
         Raises:
-            SettingsError: an unknown mode.
+            SettingsError: an unknown mode, or a number of calls that is not positive.
         """
-        mode = self.mode if mode is None else mode
-        if mode not in settings.MODES:
-            raise SettingsError(f"The mode is {mode!r}; it must be one of {', '.join(settings.MODES)}.")
+        if mode is None and (self._mode is not None or _environment.get(_MODE) == self._ready_mode):
+            found = self._ready.get(problem)
+            if found is not None:
+                return found
+        return self._select(problem, mode, expected_calls)
+
+    def _select(self, problem: Problem, wanted: str | None, expected_calls: float | None) -> Selection:
+        if self._mode is None and _environment.get(_MODE) != self._ready_mode:
+            self.clear_ready()
+            self._ready_mode = _environment.get(_MODE)
+        mode = self.mode if wanted is None else wanted
+        _check_mode(mode)
+        if expected_calls is not None:
+            _check_number("expected_calls", expected_calls, math.inf)
+        selection, settled = self._answer(problem, mode, expected_calls or self.expected_calls)
+        if settled and wanted is None and not self.drift_every:
+            if len(self._ready) >= _MOST_READY:
+                self._ready.clear()
+            self._ready[problem] = (
+                replace(selection, source="cached") if selection.source == "verified" else selection
+            )
+        return selection
+
+    def _answer(self, problem: Problem, mode: str, expected_calls: float | None) -> tuple[Selection, bool]:
+        """(the selection, whether the next call may have the same without asking)."""
         if mode == "off":
-            return self._default(problem, "Mode off: the default, nothing else runs.")
+            return self._default(problem, "Mode off: the default, nothing else runs."), True
+        planned = self._plans.find(problem) if self._plans else None
+        if planned is not None:
+            return planned.select(problem), True
         found = self._remembered(problem, mode)
         if found is not None:
-            return found
+            return self._watched(problem, mode, found), True
         if mode == "cached":
-            return self._default(
-                problem, "Mode cached, and nothing is remembered of this problem: the default."
-            )
+            why = "Mode cached, and nothing is remembered of this problem: the default."
+            return self._default(problem, why), False
         if mode == "predict":
-            return self.predict(problem)
-        hindrance = self._hindrance()
+            return self.predict(problem), True
+        hindrance = self.measurer.hindrance()
         if hindrance:
-            return self.predict(problem, why=hindrance)
-        key = CacheKey.of(problem, self.device, 0 if mode == "tune" else self.top_k)
+            return self.predict(problem, why=hindrance), False
+        if mode == "verify" and expected_calls is not None:
+            too_dear = self._too_dear(problem, expected_calls)
+            if too_dear:
+                return self._default(problem, too_dear), False
+        if self.background:
+            return self._default(problem, self._start(problem, mode)), False
+        return self._settle(problem, mode), True
+
+    def select_many(self, problems: Iterable[Problem], *, mode: str | None = None) -> list[Selection]:
+        """:meth:`select` for each problem, in order."""
+        return [self.select(problem, mode=mode) for problem in problems]
+
+    def rank(self, problem: Problem, *, whole: bool = False) -> Ranking:
+        """Legal candidates with their predictions; see :meth:`kernelcast.runtime.ranking.Rankers.rank`."""
+        ranking = self.rankers.rank(problem, whole=whole)
+        rejected = self._rejected.get(problem)
+        return ranking if rejected is None else ranking.rejecting(rejected)
+
+    def predict(self, problem: Problem, *, why: str = "") -> Selection:
+        """The first of the ranking, without any measurement."""
+        ranking = self.rank(problem)
+        if not len(ranking.table):
+            return self._default(problem, "No candidate is legal here; the default is left.")
+        prediction, default = ranking.prediction, ranking.default
+        best = int(ranking.order()[0])
+        gap = prediction.log_latency - prediction.log_latency[best]
+        gap[~prediction.covered] = np.nan
+        known_default = default is not None and prediction.covered[default]
+        return Selection(
+            problem=problem,
+            device=self.device.name,
+            candidate=ranking.table[best],
+            source=ranking.source,
+            predicted_us=math.exp(prediction.log_latency[best]),
+            default_us=math.exp(prediction.log_latency[default]) if known_default else math.nan,
+            confidence=confidence(gap, prediction.error_log, best),
+            candidates=len(ranking.table),
+            model_version=ranking.model_version,
+            reason=sentence([why, ranking.reason]),
+        )
+
+    def explain(self, selection: Selection, *, rivals: int = 4) -> Explanation:
+        """Why a selection is as it is: what the model saw of the candidate, and why the runners-up lost.
+
+        Args:
+            selection: of this selector's device.
+            rivals: how many others of the ranking to explain.
+        """
+        from kernelcast.runtime.explain import explain
+
+        model, _ = self.rankers.model(selection.problem.operation)
+        return explain(selection, self.rank(selection.problem), self.device, model, rivals=rivals)
+
+    def warmup(self, problems: Iterable[Problem]) -> list[Selection]:
+        """Select for problems ahead of time: a later call on one of them compiles and measures nothing.
+
+        Returns when all is done, whether or not the selector verifies in the background.
+        """
+        selections = self.select_many(problems)
+        if self.background:
+            self.wait()
+            selections = self.select_many([each.problem for each in selections])
+        return selections
+
+    def pending(self, problem: Problem) -> bool:
+        """Whether a verification of this problem waits or runs in the background."""
+        return problem in self._pending
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for what goes on in the background. Returns whether nothing is left."""
+        return self._later.wait(timeout_s)
+
+    def listen(self, listener: Listener) -> None:
+        """Have a function called with each problem whose selection has changed behind the caller's back."""
+        self._listeners.append(listener)
+
+    def recheck(self, problem: Problem) -> Selection:
+        """Verify a remembered problem again, its winner among those measured, and remember what is found.
+
+        Where the winner still wins, its selection stays as it is.
+        """
+        key = self._key(problem, "verify")
+        hindrance = self.measurer.hindrance()
+        standing = self._remembered(problem, "verify")
+        if hindrance or standing is None:
+            return standing if standing is not None else self.predict(problem, why=hindrance)
         with self.cache.lock(key):
-            found = self._remembered(problem, mode)  # another thread or process may have been first
+            try:
+                found = self._verify(problem, also=[standing.candidate])
+            except KernelcastError:
+                return standing
+            if found.candidate == standing.candidate or found.source != "verified":
+                return standing
+            note = f" It replaces {standing.candidate}, which no longer wins."
+            found = replace(found, reason=found.reason + note)
+            self._evict(problem)
+            self.cache.put(key, found, on_disk=True)
+        self._changed(problem)
+        return found
+
+    def reject(self, problem: Problem, candidate: Candidate) -> bool:
+        """Take note that a selected candidate failed at a call: what is remembered is dropped, on disk too.
+
+        Returns:
+            Whether to select anew, among the others. After :data:`MOST_REJECTED` failures of a problem in this process the
+            default is left to run: something else than the candidates is at fault.
+        """
+        with self._guard:
+            rejected = self._rejected.setdefault(problem, set())
+            rejected.add(candidate)
+            again = len(rejected) <= MOST_REJECTED
+        self.forget(problem)
+        return again
+
+    def forget(self, problem: Problem) -> None:
+        """Drop what is remembered of a problem, in memory and on disk."""
+        self._evict(problem)
+        self._ready.pop(problem, None)
+
+    def clear_ready(self) -> None:
+        """Have each problem looked up anew; nothing that was verified is lost."""
+        self._ready.clear()
+
+    # Remembering
+
+    def _key(self, problem: Problem, mode: str) -> CacheKey:
+        if mode == "tune":
+            return CacheKey.of(problem, self.device, 0)
+        if self.target_regret is not None:
+            return CacheKey.of(problem, self.device, 0, target_regret=self.target_regret)
+        return CacheKey.of(problem, self.device, self.top_k)
+
+    def _remembered(self, problem: Problem, mode: str) -> Selection | None:
+        """What the cache has: of a search through the whole space, or else (not for ``tune``) of the first few."""
+        for kind in ("tune",) if mode == "tune" else ("tune", "verify"):
+            found = self.cache.get(self._key(problem, kind))
+            if found is not None:
+                return replace(found, source="cached") if found.source == "verified" else found
+        return None
+
+    def _evict(self, problem: Problem) -> None:
+        for kind in ("tune", "verify"):
+            self.cache.evict(self._key(problem, kind))
+
+    def _watched(self, problem: Problem, mode: str, found: Selection) -> Selection:
+        """What is remembered, measured again every so many answers if that was asked for."""
+        if not self.drift_every or mode not in ("verify", "tune") or found.source != "cached":
+            return found
+        with self._guard:
+            count = self._answers[problem] = self._answers.get(problem, 0) + 1
+        return self.recheck(problem) if count % self.drift_every == 0 else found
+
+    def _changed(self, problem: Problem) -> None:
+        self._ready.pop(problem, None)
+        for listener in list(self._listeners):
+            listener(problem)
+
+    # Measuring
+
+    def _settle(self, problem: Problem, mode: str) -> Selection:
+        """Measure and remember, unless another thread or process was first."""
+        key = self._key(problem, mode)
+        with self.cache.lock(key):
+            found = self._remembered(problem, mode)
             if found is not None:
                 return found
             try:
@@ -152,226 +385,111 @@ class Selector:
             self.cache.put(key, selection, on_disk=selection.source == "verified")
         return selection
 
-    def _remembered(self, problem: Problem, mode: str) -> Selection | None:
-        """What the cache has: of a search through the whole space, or else (not for ``tune``) of the first few."""
-        for top_k in (0,) if mode == "tune" else (0, self.top_k):
-            found = self.cache.get(CacheKey.of(problem, self.device, top_k))
-            if found is not None:
-                return replace(found, source="cached") if found.source == "verified" else found
-        return None
+    def _start(self, problem: Problem, mode: str) -> str:
+        """Have a problem settled in the background. Returns what to say meanwhile."""
+        with self._guard:
+            new = problem not in self._pending
+            self._pending.add(problem)
+        if new:
 
-    def select_many(self, problems: Iterable[Problem], *, mode: str | None = None) -> list[Selection]:
-        """:meth:`select` for each problem, in order."""
-        return [self.select(problem, mode=mode) for problem in problems]
-
-    def rank(self, problem: Problem, *, whole: bool = False) -> Ranking:
-        """Legal candidates with their predictions, from the device's model or else the roofline.
-
-        The model ranks the candidates whose like it was fitted on. The roofline, which cannot tell thousands of tile sizes
-        apart, ranks the quick subset of those variants that have so many. With ``whole`` every legal candidate is there.
-        """
-        model, reason = self._model(problem.operation)
-        if model is not None:
-            try:
-                table = candidates(problem, self.device, spaces=None if whole else model.spaces())
-                prediction = model.predict(problem, table, self.device)
-                if prediction.covered.any():
-                    return Ranking(
-                        table, prediction, "predicted", str(model.facts.get("version", "")), reason
+            def settle() -> None:
+                try:
+                    self._settle(problem, mode)
+                except Exception as error:  # noqa: BLE001 - nobody waits for this thread
+                    warnings.warn(f"{problem} could not be verified ({error!r}).", stacklevel=2)
+                    self.cache.put(
+                        self._key(problem, mode), self._default(problem, f"{error!r}."), on_disk=False
                     )
-                reason = "the model covers none of the legal candidates"
-            except ModelError as error:
-                reason = str(error)
-        table = candidates(problem, self.device, subset="full" if whole else "auto")
-        return Ranking(table, AnalyticModel().predict(problem, table, self.device), "analytic", "", reason)
+                finally:
+                    self._pending.discard(problem)
+                    self._changed(problem)
 
-    def predict(self, problem: Problem, *, why: str = "") -> Selection:
-        """The first of the ranking, without any measurement."""
+            self._later.submit(settle)
+        return "Verification goes on in the background: the default until it is done."
+
+    def _too_dear(self, problem: Problem, expected_calls: float) -> str:
+        """Why a verification cannot pay back; empty if it may."""
         ranking = self.rank(problem)
-        if not len(ranking.table):
-            return self._default(problem, "No candidate is legal here; the default is left.")
-        prediction, order = ranking.prediction, ranking.order()
-        best = int(order[0])
-        gap = prediction.log_latency - prediction.log_latency[best]
-        gap[~prediction.covered] = np.nan
-        latency_us = prediction.latency_us
-        default = self._default_row(ranking.table, problem)
-        return Selection(
-            problem=problem,
-            device=self.device.name,
-            candidate=ranking.table[best],
-            source=ranking.source,
-            predicted_us=float(latency_us[best]),
-            default_us=float(latency_us[default])
-            if default is not None and prediction.covered[default]
-            else math.nan,
-            confidence=confidence(gap, prediction.error_log, best),
-            candidates=len(ranking.table),
-            model_version=ranking.model_version,
-            reason=_sentence([why, ranking.reason]),
+        found = break_even(ranking, self._rows(ranking), problem, self.device, self.plan, expected_calls)
+        if found is None or found.pays:
+            return ""
+        return (
+            f"Not verified: {expected_calls:g} calls can save at most {found.saving_s:.3g} s, and verifying takes about "
+            f"{found.cost_s:.3g} s; the default."
         )
 
-    def shortlist(self, ranking: Ranking, problem: Problem, k: int) -> list[int]:
-        """Rows to measure: the default, then the first k - 1 others of the ranking. Also the order that breaks ties."""
-        default = self._default_row(ranking.table, problem)
-        others = [int(row) for row in ranking.order() if row != default]
-        return others[:k] if default is None else [default, *others[: k - 1]]
-
-    def forget(self, problem: Problem) -> None:
-        """Drop what is remembered of a problem, in memory and on disk: its candidate no longer works."""
-        for top_k in {0, self.top_k}:
-            self.cache.evict(CacheKey.of(problem, self.device, top_k))
-
-    def warmup(self, problems: Iterable[Problem]) -> list[Selection]:
-        """Select for problems ahead of time: a later call on one of them compiles and measures nothing."""
-        return self.select_many(problems)
-
-    def _verify(self, problem: Problem) -> Selection:
-        ranking = self.rank(problem)
-        rows = self.shortlist(ranking, problem, self.top_k)
-        if not rows:
-            return self._default(problem, "No candidate is legal here; the default is left.")
-        chosen = [ranking.table[row] for row in rows]
-        verdict = verify(problem, chosen, self.device, plan=self.plan, workload=self.workload)
-        self._record(verdict.trial.measurements)
-        return self._decided(problem, ranking, rows, verdict, measured=len(rows))
-
-    def _tune(self, problem: Problem) -> Selection:
-        """Measure the whole space in predicted order, in batches, until the budget ends; the winner so far races on."""
-        ranking = self.rank(problem, whole=True)
-        rows = self.shortlist(ranking, problem, len(ranking.table))
-        if not rows:
-            return self._default(problem, "No candidate is legal here; the default is left.")
-        deadline = time.monotonic() + self.budget_seconds
-        tried: set[int] = set()
-        batch = rows[:_TUNE_BATCH]
-        while True:
-            plan = replace(self.plan, seconds=max(min(self.plan.seconds, deadline - time.monotonic()), 0.1))
-            verdict = verify(
-                problem, [ranking.table[r] for r in batch], self.device, plan=plan, workload=self.workload
-            )
-            self._record(verdict.trial.measurements)
-            tried.update(batch)
-            ahead = [row for row in rows if row not in tried]
-            if not ahead or time.monotonic() > deadline:
-                break
-            champion = [] if verdict.winner is None else [batch[verdict.winner]]
-            default = rows[:1]
-            batch = [*default, *(row for row in champion if row not in default), *ahead[: _TUNE_BATCH - 2]]
-        selection = self._decided(problem, ranking, batch, verdict, measured=len(tried))
-        rest = len(rows) - len(tried)
-        if not rest:
-            return selection
-        note = f" Incomplete: the budget of {self.budget_seconds:g} s ended with {rest} not tried."
-        return replace(selection, reason=selection.reason + note)
-
-    def _decided(
-        self, problem: Problem, ranking: Ranking, rows: Sequence[int], verdict: Verdict, *, measured: int
-    ) -> Selection:
-        measurements = verdict.trial.measurements
-        if verdict.winner is None:
-            why = f"None of the {measured} measured worked ({measurements[0].outcome}: {measurements[0].detail})."
-            return replace(self._default(problem, why), measured=measured, candidates=len(ranking.table))
-        winner = rows[verdict.winner]
-        default = self._default_row(ranking.table, problem)
-        default_us = measurements[rows.index(default)].latency_us if default in rows else math.nan
-        failed = [m for m in measurements if m.outcome != "ok"]
-        notes = [f"the fastest of {measured} measured"]
-        if winner == default:
-            notes = [f"none of the {measured} measured beats the default beyond noise"]
-        notes += [f"{len(failed)} failed ({failed[0].outcome})"] if failed else []
-        notes.append(ranking.reason)
-        return Selection(
-            problem=problem,
-            device=self.device.name,
-            candidate=ranking.table[winner],
-            source="verified",
-            predicted_us=float(ranking.prediction.latency_us[winner]),
-            measured_us=measurements[verdict.winner].latency_us,
-            default_us=default_us,
-            confidence=verdict.confidence,
-            measured=measured,
-            candidates=len(ranking.table),
-            model_version=ranking.model_version,
-            reason=_sentence(notes),
-        )
+    def _rows(self, ranking: Ranking) -> list[int]:
+        """What to measure: as few as the target regret needs, or the first k."""
+        if self.target_regret is not None:
+            return ranking.fewest(self.target_regret)
+        return ranking.shortlist(self.top_k)
 
     def _default(self, problem: Problem, reason: str) -> Selection:
-        return Selection(
-            problem=problem,
-            device=self.device.name,
-            candidate=operation(problem.operation).default,
-            source="default",
-            reason=reason,
+        return default_selection(problem, self.device, reason)
+
+    def _tune(self, problem: Problem) -> Selection:
+        ranking = self.rank(problem, whole=True)
+        if not len(ranking.table):
+            return self._default(problem, "No candidate is legal here; the default is left.")
+        return self.measurer.tune(problem, ranking)
+
+    def _verify(self, problem: Problem, also: Iterable[Candidate] = ()) -> Selection:
+        ranking = self.rank(problem)
+        rows = self._rows(ranking)
+        if not rows:
+            return self._default(problem, "No candidate is legal here; the default is left.")
+        priors = self.cache.priors(problem, self.device)[:_MOST_PRIORS]
+        given = (
+            [each for each in self._priors(problem) if _is_legal(problem, self.device, each)]
+            if self._priors
+            else []
         )
-
-    def _default_row(self, table: CandidateTable, problem: Problem) -> int | None:
-        default = operation(problem.operation).default
-        return next((row for row in range(min(len(table), 64)) if table[row] == default), None)
-
-    def _model(self, operation_name: str) -> tuple[RankingModel | None, str]:
-        if operation_name not in self._rankers:
-            self._rankers[operation_name] = self._load(operation_name)
-        return self._rankers[operation_name]
-
-    def _load(self, operation_name: str) -> tuple[RankingModel | None, str]:
-        try:
-            folder = find_champion(self.models, self.device, operation_name)
-            if folder is None:
-                return None, f"no model of {operation_name} for {self.device.name}: ranked by the roofline"
-            model = RankingModel.load(folder)
-            model.facts.setdefault("version", folder.name)
-            return model, f"ranked by model {folder.name}"
-        except (KernelcastError, KeyError) as error:
-            warnings.warn(f"{error} Ranking by the roofline instead.", ModelWarning, stacklevel=4)
-            return None, f"the model of {operation_name} cannot be used ({error})"
-
-    def _hindrance(self) -> str:
-        """Why nothing can be measured now, or an empty text."""
-        if self._here is None:
-            self._here = self._is_here()
-        if not self._here:
-            return f"{self.device.name} is not here to measure on"
-        if self.device.kind == "gpu":
-            import torch
-
-            if torch.cuda.is_current_stream_capturing():
-                return "a CUDA graph is being captured, so nothing is measured"
-        return ""
-
-    def _is_here(self) -> bool:
-        """Whether this machine has a device of these hardware facts."""
-        if self.device.kind == "cpu":
-            return self.device.fingerprint == detect("cpu").fingerprint
-        try:
-            torch_device(self.device)
-        except KernelcastError:
-            return False
-        return True
-
-    def _record(self, measurements: Sequence[Measurement]) -> None:
-        """Send what was measured to the store. A store that cannot be written costs the records, not the call."""
-        with self._guard:
-            if self._store is None:
-                return
-            try:
-                if self._journal is None:
-                    self._journal = Journal(self._store)
-                    self._journal.record_device(self.device)
-                for measurement in measurements:
-                    self._journal.append(measurement)
-            except StoreError as error:
-                warnings.warn(f"{error} The measurements of this selection are not kept.", stacklevel=5)
-                self._store = None
-
-
-def _sentence(parts: Iterable[str]) -> str:
-    """Parts, the empty ones left out, as one sentence."""
-    text = "; ".join(part.rstrip(".") for part in parts if part)
-    return text[:1].upper() + text[1:] + "."
+        ranking = ranking.including(given)
+        for candidate in (*also, *priors, *given):
+            row = ranking.row_of(candidate)
+            if row is not None and row not in rows:
+                rows.append(row)
+        return self.measurer.verify(problem, ranking, rows)
 
 
 def _folder(given: Path | bool | None, default: Path) -> Path | None:
     if given is False:
         return None
     return default if given is None or given is True else Path(given)
+
+
+def _book(plans: Iterable[Plan]) -> PlanBook | None:
+    """The plans, found by the facts that they hold fixed; None without any, which costs no import."""
+    given = list(plans)
+    if not given:
+        return None
+    from kernelcast.runtime.plan import PlanBook
+
+    book = PlanBook()
+    for each in given:
+        book.add(each)
+    return book
+
+
+def _is_legal(problem: Problem, device: Device, candidate: Candidate) -> bool:
+    try:
+        require_legal(problem, device, candidate)
+    except KernelcastError:
+        return False
+    return True
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in settings.MODES:
+        raise SettingsError(f"The mode is {mode!r}; it must be one of {', '.join(settings.MODES)}.")
+
+
+def _check_integer(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise SettingsError(f"{name} is {value!r}; it must be an integer of at least {least}.")
+
+
+def _check_number(name: str, value: object, below: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < below:
+        limit = "" if below == math.inf else f" below {below:g}"
+        raise SettingsError(f"{name} is {value!r}; it must be a positive number{limit}.")

@@ -29,6 +29,16 @@ def select(
     top_k: Annotated[
         int, typer.Option("--top-k", min=1, help="How many candidates a verification measures.")
     ] = 3,
+    target_regret: Annotated[
+        float | None,
+        typer.Option(
+            "--target-regret",
+            help="Instead of --top-k: measure as few as keep the expected regret under this share, such as 0.005.",
+        ),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="What the model saw, and why the runners-up lost.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Rank the candidates of a problem, verify the first few where the device is here, and select.
@@ -40,6 +50,8 @@ def select(
       kernelcast select gemm m=64 n=64 k=4096
 
       kernelcast select gemm m=4096 n=4096 k=11008 dtype=float16 --device a100
+
+      kernelcast select softmax rows=64 columns=4096 --mode predict --explain
     """
     import numpy as np
 
@@ -49,7 +61,7 @@ def select(
 
     hardware = resolve_device(device)
     problem = parse_problem(operation, definition or [], hardware)
-    selector = Selector(hardware, mode=mode, top_k=top_k)
+    selector = Selector(hardware, mode=mode, top_k=top_k, target_regret=target_regret)
     selection = selector.select(problem)
     ranking = selector.rank(problem)
     latency_us = ranking.prediction.latency_us
@@ -67,10 +79,16 @@ def select(
         }
         for place, row in enumerate(ranking.order()[:top].tolist())
     ]
+    explained = selector.explain(selection) if explain else None
     if as_json:
-        print_json({"selection": selection.to_dict(), "ranking": rows, "ranked_by": ranking.source})
+        more = {} if explained is None else {"explanation": explained.to_dict()}
+        print_json({"selection": selection.to_dict(), "ranking": rows, "ranked_by": ranking.source, **more})
         return
     _print(selection, rows, ranking)
+    if explained is not None:
+        from kernelcast.cli.common import console
+
+        console().print(str(explained), soft_wrap=True, markup=False, highlight=False)
 
 
 def _print(selection: Any, rows: list[dict[str, Any]], ranking: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("measuring.md", "data.md")
+PAGES = ("measuring.md", "data.md", "selecting.md")
 
 
 def rows(page: str) -> list[list[str]]:

@@ -1,26 +1,25 @@
-"""The cache of selections: complete keys, and no fault of the disk that reaches the caller."""
+"""The cache of selections: what is kept is found, priors of other environments, and keys that are held."""
 
 from __future__ import annotations
 
-import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 import warnings
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from kernelcast.datasets.record import Environment
-from kernelcast.kernels import Candidate, Problem, problem
+from kernelcast.errors import InvalidRecordError, KernelcastError
+from kernelcast.kernels import Candidate, problem
 from kernelcast.kernels.detect import detect
 from kernelcast.kernels.devices import device as known_device
-from kernelcast.runtime import CacheKey, CacheWarning, Selection, SelectionCache
+from kernelcast.runtime import CacheKey, CacheWarning, Selection, SelectionCache, cache_files
 from kernelcast.runtime import cache as cache_module
+from kernelcast.runtime.cache import CacheEntry
 
 HERE = detect("cpu")
 PROBLEM = problem("gemm", m=3, n=4, k=5, threads=2)
@@ -33,104 +32,6 @@ def sure(cache, key=KEY):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return cache.get(key)
-
-
-# --- Keys ---
-
-sizes = st.integers(0, 5000)
-problems = st.builds(
-    lambda m, n, k, dtype, layout, lda, allow_tf32, threads: Problem(
-        "gemm", (("m", m), ("n", n), ("k", k)), dtype, (("layout", layout), ("lda", lda)), allow_tf32, threads
-    ),
-    sizes,
-    sizes,
-    sizes,
-    st.sampled_from(["float32", "float16", "bfloat16"]),
-    st.sampled_from(["nn", "nt", "tn", "tt"]),
-    sizes,
-    st.booleans(),
-    st.integers(0, 64),
-)
-#: (dimension or option or field) -> the same problem with another value of it.
-CHANGES = {
-    "m": lambda p: replace(p, dims=(("m", p["m"] + 1), *p.dims[1:])),
-    "n": lambda p: replace(p, dims=(p.dims[0], ("n", p["n"] + 1), p.dims[2])),
-    "k": lambda p: replace(p, dims=(*p.dims[:2], ("k", p["k"] + 1))),
-    "m and n": lambda p: replace(p, dims=(("m", p["n"]), ("n", p["m"] + 5001), p.dims[2])),
-    "dtype": lambda p: replace(p, dtype="float16" if p.dtype != "float16" else "float32"),
-    "layout": lambda p: replace(p, options=(("layout", p["layout"][::-1] + "x"), p.options[1])),
-    "lda": lambda p: replace(p, options=(p.options[0], ("lda", p["lda"] + 1))),
-    "tf32": lambda p: replace(p, allow_tf32=not p.allow_tf32),
-    "threads": lambda p: replace(p, threads=p.threads + 1),
-}
-
-
-@given(problems, st.sampled_from(sorted(CHANGES)))
-@settings(max_examples=100, deadline=None)
-def test_every_fact_of_a_problem_changes_the_key(one, what):
-    key = CacheKey.of(one, HERE, 3)
-    assert CacheKey.of(Problem.from_dict(one.to_dict()), HERE, 3).digest == key.digest
-    assert CacheKey.of(CHANGES[what](one), HERE, 3).digest != key.digest
-
-
-@pytest.mark.parametrize("name", [f.name for f in fields(HERE)])
-def test_every_fact_of_a_device_but_its_name_changes_the_key(name):
-    device = known_device("h100")
-    value = getattr(device, name)
-    others = {
-        "kind": "cpu",
-        "peak_flops": (("float32", 1.0),),
-    }
-    changed = others.get(name, value + "x" if isinstance(value, str) else value * 2 + 1 if not isinstance(value, tuple) else ())  # fmt: skip
-    other = replace(device, **{name: changed})
-    one, two = CacheKey.of(PROBLEM, device, 3), CacheKey.of(PROBLEM, other, 3)
-    assert (one.device == two.device) == (name == "name")
-    assert (one.digest == two.digest) == (name == "name")
-
-
-@pytest.mark.parametrize("name", ["torch", "triton", "runtime", "system"])
-def test_every_fact_of_the_environment_changes_the_key(monkeypatch, name):
-    here = Environment.current("", device_kind="cpu")
-    monkeypatch.setattr(
-        Environment,
-        "current",
-        classmethod(lambda cls, variant_hash, *, device_kind: replace(here, **{name: "other"})),
-    )
-    assert CacheKey.of(PROBLEM, HERE, 3).digest != KEY.digest
-
-
-def test_a_changed_and_a_new_variant_change_the_key(lab, monkeypatch):
-    key = CacheKey.of(lab.a_problem(), HERE, 3)
-    assert sorted(name for name, _ in key.variants) == sorted(lab.VARIANTS)
-    quick = type(lab.registry.variant(lab.NAME, "quick"))
-    with monkeypatch.context() as patch:
-        patch.setattr(quick, "source_hash", classmethod(lambda cls: "changed"))
-        changed = CacheKey.of(lab.a_problem(), HERE, 3)
-    assert CacheKey.of(lab.a_problem(), HERE, 3).digest == key.digest
-    monkeypatch.setitem(lab.registry._variants[lab.NAME], "new", quick())
-    new = CacheKey.of(lab.a_problem(), HERE, 3)
-    assert len({key.digest, changed.digest, new.digest}) == 3
-
-
-def test_how_many_were_measured_changes_the_key():
-    assert len({CacheKey.of(PROBLEM, HERE, k).digest for k in (0, 1, 3)}) == 3
-
-
-texts = st.text(max_size=3)
-
-
-@given(
-    *[
-        st.builds(
-            CacheKey, texts, texts, st.tuples(texts, texts, texts, texts),
-            st.lists(st.tuples(texts, texts), max_size=2).map(tuple), st.integers(0, 3),
-        )
-    ]
-    * 2
-)  # fmt: skip
-def test_keys_are_equal_exactly_if_their_digests_are(one, other):
-    assert (one == other) == (one.digest == other.digest)
-    assert len(one.digest) == 64
 
 
 # --- Entries ---
@@ -172,86 +73,147 @@ def test_evicted_and_cleared_are_gone_from_the_disk(tmp_path):
     assert sure(cache, keys[0]) is None
     assert sure(SelectionCache(tmp_path), keys[0]) is None
     assert sure(SelectionCache(tmp_path), keys[1]) is not None
-    assert cache.clear() == 3
+    # Also what an earlier layout and writers that died have left; not what is no entry.
+    old = tmp_path / "ab" / f"{'ab' * 32}.json"
+    (place,) = (path for path in tmp_path.iterdir())
+    unfinished = place / f".{'cd' * 32}.json.1234-ab12"
+    recent = place / f".{'ef' * 32}.json.1234-ab12"
+    own = tmp_path / "ab" / "notes.txt"
+    for path in (old, unfinished, recent, own):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+    os.utime(unfinished, (1.0, 1.0))
+    assert cache.clear() == 4
     assert [sure(SelectionCache(tmp_path), key) for key in keys] == [None] * 4
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted([recent, own])
 
 
-def spoil(entry):
-    """Ways in which an entry's file may be broken: name -> bytes."""
-    text = json.dumps(entry).encode()
-    selection = entry["selection"]
-
-    def changed(**values):
-        return json.dumps({**entry, **values}).encode()
-
-    return {
-        "empty": b"",
-        "truncated": text[: len(text) // 2],
-        "last byte": text[:-1],
-        "binary": bytes(range(256)),
-        "null": b"null",
-        "list": b"[]",
-        "no keys": b"{}",
-        "nested": b"[" * 100_000,
-        "older": changed(version=0),
-        "newer": changed(version=cache_module.CACHE_VERSION + 1),
-        "foreign key": changed(key={**entry["key"], "top_k": 9}),
-        "no key": changed(key=None),
-        "foreign problem": changed(
-            selection={**selection, "problem": {**selection["problem"], "dtype": "float16"}}
-        ),
-        "not a problem": changed(selection={**selection, "problem": {"operation": "gemm"}}),
-        "unknown operation": changed(
-            selection={**selection, "problem": {**selection["problem"], "operation": "nothing"}}
-        ),
-        "unknown variant": changed(
-            selection={**selection, "candidate": {"variant": "nothing", "config": {}}}
-        ),
-        "no selection": changed(selection=None),
-        "another type": changed(selection={**selection, "measured_us": "fast"}),
-    }
-
-
-SPOILED = ("empty", "truncated", "last byte", "binary", "null", "list", "no keys", "nested", "older", "newer",
-           "foreign key", "no key", "foreign problem", "not a problem", "unknown operation", "unknown variant",
-           "no selection", "another type")  # fmt: skip
-
-
-@pytest.mark.parametrize("how", SPOILED)
-def test_a_broken_or_foreign_entry_is_a_miss_with_a_warning_and_is_replaced(tmp_path, how):
-    SelectionCache(tmp_path).put(KEY, SELECTION)
-    (path,) = tmp_path.glob("??/*.json")
-    ways = spoil(json.loads(path.read_bytes()))
-    assert set(ways) == set(SPOILED)
-    path.write_bytes(ways[how])
+def test_an_entry_says_when_it_was_verified_and_lies_by_problem_and_device(tmp_path):
     cache = SelectionCache(tmp_path)
-    with pytest.warns(CacheWarning, match="ignored"):
-        assert cache.get(KEY) is None
+    before = time.time()
     cache.put(KEY, SELECTION)
+    cache.put(replace(KEY, top_k=5), SELECTION)
+    entries = list(cache.entries())
+    assert [entry.key.top_k for entry in entries] == [
+        k for k, _ in sorted(((k, replace(KEY, top_k=k).digest) for k in (3, 5)), key=lambda pair: pair[1])
+    ]
+    assert all(before - 0.001 <= entry.verified_at <= time.time() + 0.001 for entry in entries)
+    assert {path.parent.name for path in tmp_path.glob("*/*.json")} == {KEY.place}
+    assert CacheEntry.from_dict(entries[0].to_dict()).to_dict() == entries[0].to_dict()
+    for change, said in (
+        ({"verified_at": -1.0}, "verified_at"),
+        ({"verified_at": True}, "verified_at"),
+        ({"key": replace(KEY, problem="{}")}, "its key of"),
+    ):
+        with pytest.raises(InvalidRecordError, match=said):
+            replace(entries[0], **change)
+    with pytest.raises(InvalidRecordError, match="does not have the digest"):
+        CacheEntry.from_dict({**entries[0].to_dict(), "digest": "0" * 64})
+
+
+def test_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(cache_module, "MOST_IN_MEMORY", 10)
+    cache = SelectionCache(None)
+    for k in range(25):
+        cache.put(replace(KEY, top_k=k), SELECTION)
+        assert cache.get(replace(KEY, top_k=k)) is SELECTION
+    assert 5 <= len(cache._memory) <= 10
+
+
+def test_an_entry_is_written_although_another_process_clears_its_folder_meanwhile(tmp_path, monkeypatch):
+    real, times = cache_files.write_durably, []
+
+    def cleared_just_before(path, text):
+        times.append(path)
+        if len(times) < 3:
+            assert SelectionCache(tmp_path).clear() == 0
+            assert not path.parent.exists()
+        real(path, text)
+
+    monkeypatch.setattr(cache_files, "write_durably", cleared_just_before)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SelectionCache(tmp_path).put(KEY, SELECTION)
+    assert len(times) == 3
     assert sure(SelectionCache(tmp_path)) is not None
 
 
-def test_a_folder_in_the_place_of_an_entry_is_a_miss(tmp_path):
+# --- Priors ---
+
+ELSEWHERE = replace(KEY, environment=replace(KEY.environment, torch="1.0"))
+
+
+def won(split, **values):
+    return replace(SELECTION, candidate=Candidate.of("split_k", {"split": split}), **values)
+
+
+def test_entries_of_another_environment_are_misses_and_priors(tmp_path):
     cache = SelectionCache(tmp_path)
-    cache._path(KEY).mkdir(parents=True)
-    with pytest.warns(CacheWarning, match="ignored"):
-        assert cache.get(KEY) is None
-    with pytest.warns(CacheWarning, match="cannot be written"):
-        cache.put(KEY, SELECTION)
-    assert cache.get(KEY) is SELECTION
+    large = problem("gemm", m=64, n=64, k=4096, threads=2)
+    keys = [
+        replace(CacheKey.of(large, HERE, 3), environment=replace(KEY.environment, **{name: "other"}))
+        for name in ("torch", "triton", "driver", "runtime", "kernelcast")
+    ]
+    aged = replace(KEY.environment, variants=(("vendor", "of another source"),))
+    keys.append(replace(CacheKey.of(large, HERE, 3), environment=aged))
+    names = [won(2), won(4), won(2), replace(SELECTION, candidate=Candidate.of("vendor")), won(3), won(8)]
+    for at, (key, selection) in enumerate(zip(keys, names, strict=True)):
+        cache.add(CacheEntry(key, replace(selection, problem=large), 100.0 + at))
+    fresh = SelectionCache(tmp_path)
+    assert sure(fresh, CacheKey.of(large, HERE, 3)) is None
+    # The newest first, each once, without the default and without split=3, which is not in the space.
+    expected = [Candidate.of("split_k", {"split": split}) for split in (8, 2, 4)]
+    assert fresh.priors(large, HERE) == expected
+    assert fresh.priors(large, replace(HERE, name="the same under another name")) == expected
+    assert fresh.priors(large, replace(HERE, cores=HERE.cores + 1)) == []
+    assert fresh.priors(replace(large, threads=1), HERE) == []
+    assert SelectionCache(None).priors(large, HERE) == []
 
 
-def test_a_folder_that_cannot_be_made_warns_and_memory_serves(tmp_path):
-    (tmp_path / "file").write_text("")
-    cache = SelectionCache(tmp_path / "file" / "cache")
+def test_priors_that_are_not_legal_there_are_left_out(tmp_path):
+    cache = SelectionCache(tmp_path)
+    gpu = known_device("h100")
+    described = problem("gemm", m=64, n=64, k=4096)
+    key = replace(CacheKey.of(described, gpu, 3), environment=ELSEWHERE.environment)
+    cache.put(key, replace(SELECTION, problem=described, candidate=Candidate.of("linear")))
+    legal = cache.priors(described, gpu)
+    cache.put(key, replace(SELECTION, problem=described, candidate=Candidate.of("of my own")))
+    assert cache.priors(described, gpu) == []
+    assert legal in ([], [Candidate.of("linear")])
+
+
+# --- Merging ---
+
+
+def test_of_two_entries_of_one_key_the_later_verified_one_stays(tmp_path):
+    cache = SelectionCache(tmp_path)
+
+    def stands():
+        (entry,) = SelectionCache(tmp_path).entries()
+        return entry.selection.measured, entry.verified_at
+
+    def entry(measured, at, source="verified"):
+        return CacheEntry(KEY, replace(SELECTION, measured=measured, source=source), at)
+
+    assert cache.add(entry(1, 100.0)) == "added"
+    assert cache.add(entry(2, 99.0)) == "kept"
+    assert cache.add(entry(3, 100.0)) == "kept"
+    assert stands() == (1, 100.0)
+    assert sure(cache).measured == 1
+    assert cache.add(entry(4, 101.0)) == "replaced"
+    assert sure(cache).measured == 4
+    assert cache.add(entry(5, 102.0, "predicted")) == "kept"
+    assert stands() == (4, 101.0)
+    with pytest.raises(KernelcastError, match="this cache has none"):
+        SelectionCache(None).add(entry(1, 1.0))
+
+
+def test_entries_that_are_removed_are_gone(tmp_path):
+    cache = SelectionCache(tmp_path)
+    cache.put(KEY, SELECTION)
+    assert [cache.remove(KEY), cache.remove(KEY)] == [True, False]
     assert sure(cache) is None
-    with pytest.warns(CacheWarning, match="cannot be locked"), cache.lock(KEY):
-        pass
-    with pytest.warns(CacheWarning, match="cannot be written"):
-        cache.put(KEY, SELECTION)
-    assert sure(cache) is SELECTION
-    cache.evict(KEY)
-    assert cache.clear() == 0
+    assert list(cache.entries()) == []
 
 
 def test_errors_inside_the_lock_are_the_callers(tmp_path):
@@ -284,10 +246,57 @@ def test_sixteen_writers_and_readers_of_one_key(tmp_path):
     for thread in threads:
         thread.join()
     assert faults == []
-    assert len(list(tmp_path.glob("??/*"))) == 1
+    assert len(list(tmp_path.glob("*/*"))) == 1
 
 
 # --- Locks ---
+
+
+def test_locks_of_keys_that_nobody_holds_take_no_memory_and_are_cleared_after_a_day(tmp_path):
+    cache = SelectionCache(tmp_path)
+    for k in range(3):
+        with cache.lock(replace(KEY, top_k=k)):
+            assert len(cache._locks) == 1
+    assert len(cache._locks) == 0
+    old, *others = sorted((tmp_path / "locks").iterdir())
+    os.utime(old, (1.0, 1.0))
+    cache.clear()
+    assert sorted((tmp_path / "locks").iterdir()) == others
+
+
+def test_a_child_forked_while_a_key_is_held_can_hold_it_after_its_parent(tmp_path):
+    cache = SelectionCache(tmp_path)
+    holding, go_on = threading.Event(), threading.Event()
+
+    def hold():
+        with cache.lock(KEY):
+            holding.set()
+            go_on.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert holding.wait(30)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)  # a child that waits for ever must not stay
+        os.write(writer, b"1")
+        with SelectionCache(tmp_path).lock(KEY), cache.lock(replace(KEY, top_k=9)):
+            os.write(writer, b"2")
+        with cache.lock(KEY):
+            os.write(writer, b"3")
+        os._exit(0)
+    assert os.read(reader, 1) == b"1"
+    time.sleep(0.1)
+    os.set_blocking(reader, False)
+    with pytest.raises(BlockingIOError):
+        os.read(reader, 1)
+    go_on.set()
+    thread.join()
+    os.waitpid(child, 0)
+    assert os.read(reader, 2) == b"23"
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.mark.parametrize("kind", ["one cache", "two caches", "memory alone"])

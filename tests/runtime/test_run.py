@@ -21,6 +21,8 @@ CALLS: list[object] = []
 class Chooser:
     """Selects one candidate, and notes what it was asked and told."""
 
+    drift_every = 0
+
     def __init__(self, candidate):
         self.candidate, self.asked, self.forgotten = candidate, [], []
 
@@ -28,8 +30,12 @@ class Chooser:
         self.asked.append(problem)
         return Selection(problem, "cpu", self.candidate, "verified")
 
-    def forget(self, problem):
+    def pending(self, problem):
+        return False
+
+    def reject(self, problem, candidate):
         self.forgotten.append(problem)
+        return False
 
 
 @pytest.fixture(autouse=True)

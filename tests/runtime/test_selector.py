@@ -134,7 +134,7 @@ def test_tune_measures_the_whole_space(make, lab, tmp_path):
 
 
 def test_tune_carries_its_winner_from_batch_to_batch(make, lab, tmp_path, monkeypatch):
-    monkeypatch.setattr("kernelcast.runtime.selector._TUNE_BATCH", 3)
+    monkeypatch.setattr("kernelcast.runtime.measuring._TUNE_BATCH", 3)
     lab.STATE.latency_us["last"] = 500.0  # so that "quick" of the first batch is the fastest
     selection = make().select(lab.a_problem(), mode="tune")
     assert set(measured(tmp_path)) == set(lab.VARIANTS)
@@ -144,7 +144,7 @@ def test_tune_carries_its_winner_from_batch_to_batch(make, lab, tmp_path, monkey
 
 
 def test_tune_out_of_time_says_that_it_is_incomplete(make, lab, tmp_path, monkeypatch):
-    monkeypatch.setattr("kernelcast.runtime.selector._TUNE_BATCH", 3)
+    monkeypatch.setattr("kernelcast.runtime.measuring._TUNE_BATCH", 3)
     selection = make(budget_seconds=1e-9).select(lab.a_problem(), mode="tune")
     assert measured(tmp_path) == Counter(["vendor", "quick", "slow"])
     assert selection.measured == 3
@@ -387,7 +387,7 @@ def model(lab, saved, tmp_path):
             table = candidates(problem, HERE)
             log_latency = np.array([0.0 if c.variant == "last" else 2.0 for c in table])
             data.append(ProblemData(problem, HERE, table, log_latency, np.full(len(table), np.nan)))
-        small = CostModel(n_estimators=30, max_depth=3, learning_rate=0.3, error_folds=0, n_jobs=1)
+        small = CostModel(n_estimators=30, max_depth=3, learning_rate=0.3, teachers=0, error_folds=0, n_jobs=1)
         fitted = RankingModel.fit(data, small)
         fitted.facts["device"] = HERE.to_dict()
         fitted.save(saved)
@@ -416,14 +416,14 @@ def test_a_model_ranks_and_the_choice_says_which(make, lab, tmp_path, model):
 @pytest.mark.parametrize("how", ["array", "manifest", "missing", "alias", "alias to nothing", "empty"])
 def test_a_broken_model_is_the_roofline_and_a_warning(make, lab, model, how):
     if how == "array":
-        path = model / VERSION / "relative.npz"
+        path = model / VERSION / "order.npz"
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 0xFF
         path.write_bytes(content)
     elif how == "manifest":
         (model / VERSION / "manifest.json").write_text("{")
     elif how == "missing":
-        (model / VERSION / "relative.npz").unlink()
+        (model / VERSION / "order.npz").unlink()
     elif how == "alias":
         (model / "champion.json").write_text("[]")
     elif how == "alias to nothing":
@@ -456,7 +456,7 @@ class OneUnknown:
 
 def test_a_default_that_the_model_never_saw_is_measured_but_has_no_predicted_latency(make, lab, tmp_path):
     selector = make(top_k=2)
-    selector._rankers[lab.NAME] = (OneUnknown(), "ranked by a fake")
+    selector.rankers._models[lab.NAME] = (OneUnknown(), "ranked by a fake")
     selection = selector.select(lab.a_problem(), mode="predict")
     assert (selection.candidate, selection.source) == (lab.candidate("quick"), "predicted")
     assert math.isnan(selection.default_us)
@@ -487,7 +487,7 @@ def test_folders_that_cannot_be_written_cost_warnings_only(make, lab, tmp_path, 
 
 def test_a_broken_entry_is_verified_again_and_replaced(make, lab, tmp_path):
     make().select(lab.a_problem())
-    (path,) = (tmp_path / "cache").glob("??/*.json")
+    (path,) = (tmp_path / "cache").glob("*/*.json")
     path.write_bytes(path.read_bytes()[:100])
     with pytest.warns(CacheWarning, match="ignored"):
         assert make().select(lab.a_problem()).source == "verified"

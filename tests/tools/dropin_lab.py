@@ -32,6 +32,8 @@ def fresh(tmp_path):
 class Chooser:
     """Stands in for the CPU's selector: picks by a function of the problem, and remembers what it was asked."""
 
+    drift_every = 0
+
     def __init__(self, pick):
         self.pick = pick
         self.asked = []
@@ -41,8 +43,12 @@ class Chooser:
         self.asked.append(problem)
         return Selection(problem, HERE.name, self.pick(problem), "predicted")
 
-    def forget(self, problem):
+    def pending(self, problem):
+        return False
+
+    def reject(self, problem, candidate):
         self.forgotten.append(problem)
+        return False
 
 
 def choose(pick):

@@ -1,0 +1,174 @@
+"""Measuring for a selection: a few candidates or a search, on the device that is here, every sample to the store."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kernelcast.datasets.journal import Journal
+from kernelcast.datasets.record import Measurement
+from kernelcast.datasets.timing import TimingPlan
+from kernelcast.errors import KernelcastError, StoreError
+from kernelcast.kernels import Device, Problem, operation
+from kernelcast.kernels.detect import detect, torch_device
+from kernelcast.runtime.compile_ahead import compile_ahead
+from kernelcast.runtime.ranking import Ranking
+from kernelcast.runtime.selection import Selection
+from kernelcast.runtime.verify import Verdict, verify
+
+#: Candidates measured at a time in mode ``tune``.
+_TUNE_BATCH = 8
+
+
+class Measurer:
+    """Measures on one device and turns what it found into selections.
+
+    Args:
+        device: the hardware facts.
+        plan: how much a verification measures.
+        budget_seconds: time for one search.
+        workload: written into the records.
+        store: folder that they go to; None keeps none.
+    """
+
+    def __init__(
+        self, device: Device, *, plan: TimingPlan, budget_seconds: float, workload: str, store: Path | None
+    ) -> None:
+        self.device = device
+        self.plan = plan
+        self.budget_seconds = budget_seconds
+        self.workload = workload
+        self._store = store
+        self._journal: Journal | None = None
+        self._here: bool | None = None
+        self._guard = threading.Lock()
+
+    def verify(self, problem: Problem, ranking: Ranking, rows: Sequence[int]) -> Selection:
+        """Measure some rows of a ranking against one another, in the order that breaks ties, and select."""
+        chosen = [ranking.table[row] for row in rows]
+        harmful = compile_ahead(problem, chosen, self.device, time_limit_s=self.budget_seconds)
+        rows = [row for row, candidate in zip(rows, chosen, strict=True) if candidate not in harmful]
+        verdict = verify(
+            problem, [ranking.table[row] for row in rows], self.device, plan=self.plan, workload=self.workload
+        )
+        self.record(verdict.trial.measurements)
+        return self._decided(problem, ranking, rows, verdict, measured=len(rows))
+
+    def tune(self, problem: Problem, ranking: Ranking) -> Selection:
+        """Measure the whole space in predicted order, in batches, until the budget ends; the winner so far races on."""
+        rows = ranking.shortlist(len(ranking.table))
+        deadline = time.monotonic() + self.budget_seconds
+        tried: set[int] = set()
+        batch = rows[:_TUNE_BATCH]
+        while True:
+            plan = replace(self.plan, seconds=max(min(self.plan.seconds, deadline - time.monotonic()), 0.1))
+            verdict = verify(
+                problem, [ranking.table[r] for r in batch], self.device, plan=plan, workload=self.workload
+            )
+            self.record(verdict.trial.measurements)
+            tried.update(batch)
+            ahead = [row for row in rows if row not in tried]
+            if not ahead or time.monotonic() > deadline:
+                break
+            champion = [] if verdict.winner is None else [batch[verdict.winner]]
+            default = rows[:1]
+            batch = [*default, *(row for row in champion if row not in default), *ahead[: _TUNE_BATCH - 2]]
+        selection = self._decided(problem, ranking, batch, verdict, measured=len(tried))
+        rest = len(rows) - len(tried)
+        if not rest:
+            return selection
+        note = f" Incomplete: the budget of {self.budget_seconds:g} s ended with {rest} not tried."
+        return replace(selection, reason=selection.reason + note)
+
+    def _decided(
+        self, problem: Problem, ranking: Ranking, rows: Sequence[int], verdict: Verdict, *, measured: int
+    ) -> Selection:
+        measurements = verdict.trial.measurements
+        if verdict.winner is None:
+            why = f"None of the {measured} measured worked ({measurements[0].outcome}: {measurements[0].detail})."
+            return replace(
+                default_selection(problem, self.device, why), measured=measured, candidates=len(ranking.table)
+            )
+        winner = rows[verdict.winner]
+        default = ranking.default
+        default_us = measurements[rows.index(default)].latency_us if default in rows else math.nan
+        failed = [m for m in measurements if m.outcome != "ok"]
+        notes = [f"the fastest of {measured} measured"]
+        if winner == default:
+            notes = [f"none of the {measured} measured beats the default beyond noise"]
+        notes += [f"{len(failed)} failed ({failed[0].outcome})"] if failed else []
+        notes.append(ranking.reason)
+        return Selection(
+            problem=problem,
+            device=self.device.name,
+            candidate=ranking.table[winner],
+            source="verified",
+            predicted_us=float(ranking.prediction.latency_us[winner]),
+            measured_us=measurements[verdict.winner].latency_us,
+            default_us=default_us,
+            confidence=verdict.confidence,
+            measured=measured,
+            candidates=len(ranking.table),
+            model_version=ranking.model_version,
+            reason=sentence(notes),
+        )
+
+    def hindrance(self) -> str:
+        """Why nothing can be measured now, or an empty text."""
+        if self._here is None:
+            self._here = self._is_here()
+        if not self._here:
+            return f"{self.device.name} is not here to measure on"
+        if self.device.kind == "gpu":
+            import torch
+
+            if torch.cuda.is_current_stream_capturing():
+                return "a CUDA graph is being captured, so nothing is measured"
+        return ""
+
+    def _is_here(self) -> bool:
+        """Whether this machine has a device of these hardware facts."""
+        if self.device.kind == "cpu":
+            return self.device.fingerprint == detect("cpu").fingerprint
+        try:
+            torch_device(self.device)
+        except KernelcastError:
+            return False
+        return True
+
+    def record(self, measurements: Sequence[Measurement]) -> None:
+        """Send measurements to the store. A store that cannot be written costs the records, not the call."""
+        with self._guard:
+            if self._store is None:
+                return
+            try:
+                if self._journal is None:
+                    self._journal = Journal(self._store)
+                    self._journal.record_device(self.device)
+                for measurement in measurements:
+                    self._journal.append(measurement)
+            except StoreError as error:
+                warnings.warn(f"{error} The measurements of this selection are not kept.", stacklevel=5)
+                self._store = None
+
+
+def default_selection(problem: Problem, device: Device, reason: str) -> Selection:
+    """The default, with nothing measured or predicted."""
+    return Selection(
+        problem=problem,
+        device=device.name,
+        candidate=operation(problem.operation).default,
+        source="default",
+        reason=reason,
+    )
+
+
+def sentence(parts: Iterable[str]) -> str:
+    """Parts, the empty ones left out, as one sentence."""
+    text = "; ".join(part.rstrip(".") for part in parts if part)
+    return text[:1].upper() + text[1:] + "."
