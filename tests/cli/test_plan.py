@@ -1,0 +1,96 @@
+"""The command that plans."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import typer
+
+from kernelcast.cli import app as application
+from kernelcast.cli import plan as command
+from kernelcast.runtime.plan import Plan
+
+SMALL = ["--op", "softmax", "--dim", "columns=8..64", "rows=4", "threads=1"]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Runs the command: (exit status, standard output, standard error)."""
+    app = typer.Typer()
+    app.callback()(application._options)
+    command.attach(app)
+    monkeypatch.setattr(application, "app", app)
+    monkeypatch.setenv("KERNELCAST_HOME", str(tmp_path / "home"))
+
+    def call(*arguments):
+        status = application._run(["plan", *(str(each) for each in arguments)])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="these expect the CPU to be this machine's device"
+)
+
+
+def test_a_plan_is_printed_drawn_and_exported(run, tmp_path):
+    files = [tmp_path / f"plan{kind}" for kind in (".json", ".py", ".svg")]
+    status, out, err = run(*SMALL, "--draw", *(word for each in files for word in ("--export", each)))
+    assert (status, err) == (0, "")
+    assert out.startswith("softmax columns=8..64 rows=4")
+    assert "A  vendor" in out
+    found = Plan.from_json(files[0].read_text())
+    assert (dict(found.dynamic), found.verifications) == ({"columns": range(8, 65)}, 0)
+    assert files[1].read_text() == found.to_python()
+    assert files[2].read_text() == found.to_svg()
+    assert run("--read", files[0]) == (0, f"{found}\n", "")
+    assert not (tmp_path / "home" / "store").exists()
+
+
+def test_a_plan_may_be_verified(run, tmp_path):
+    status, out, _ = run(*SMALL, "--verify", "--json")
+    assert status == 0
+    data = json.loads(out)
+    assert data["verifications"] == data["proposed"] >= 1
+    assert data["intervals"][0]["source"] == "verified"
+    assert (tmp_path / "home" / "store").exists()
+
+
+def test_a_plan_for_another_device_is_a_forecast(run):
+    status, out, _ = run(
+        "--op", "gemm", "--dim", "m=1..256", "n=256", "k=256", "dtype=float16", "--device", "a100", "--json"
+    )  # fmt: skip
+    assert status == 0
+    data = json.loads(out)
+    assert data["device"]["architecture"] == "sm80"
+    assert (data["fixed"]["threads"], data["verifications"]) == (0, 0)
+    assert {each["source"] for each in data["intervals"]} <= {"analytic", "default"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--op", "softmax", "rows=4"], "--dim"),
+        (["--dim", "rows=1..4"], "--op"),
+        (["--op", "softmax", "--dim", "columns=64", "rows=4"], "names no sizes"),
+        (["--op", "softmax", "--dim", "columns=8..64", "columns=4"], "given twice"),
+        (["--op", "softmax", "--dim", "columns=64..8", "rows=4"], "ascending range"),
+        (["--op", "softmax", "--dim", "columns=8..64"], "rows"),
+        (["--op", "no_such", "--dim", "columns=8..64"], "Unknown operation"),
+        ([*SMALL, "self=3"], "'self'"),
+        ([*SMALL, "mode=3"], "'mode'"),
+        ([*SMALL, "--least-gain", "2"], "least_gain"),
+        ([*SMALL, "--export", "plan.txt"], "must end in"),
+        ([*SMALL, "--read", "plan.json"], "read or made"),
+        (["--read", "no_such.json"], "no_such.json"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(run, words, said):
+    status, out, err = run(*words)
+    assert (status, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
