@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kernelcast.kernels import Candidate, Problem
+from kernelcast.kernels.inductor_names import tile
 from kernelcast.kernels.ops.gemm.schema import GEMM, matrix_layout
 from kernelcast.kernels.ops.mixed_gemm.schema import MIXED_GEMM
 from kernelcast.kernels.problem import DTYPE_BYTES, MAX_DIMENSION, OptionValue
-
-_TRITON = re.compile(
-    r"type=triton_BLOCK-M=(?P<m>\d+)_BLOCK-K=(?P<k>-1|\d+)_BLOCK-N=(?P<n>\d+)"
-    r"_numstages=(?P<stages>\d+)_numwarps=(?P<warps>\d+)"
-)
-
-#: Inductor's matrix-multiplication template orders its tiles in groups of eight rows of tiles.
-_INDUCTOR_GROUP_M = 8
 
 _STRIDES = ("mat1_stride_0", "mat1_stride_1", "mat2_stride_0", "mat2_stride_1")
 _DTYPES = ("mat1_dtype", "mat2_dtype")
@@ -163,30 +155,18 @@ def _flex_attention(facts: Mapping[str, Any]) -> Problem:
     )
 
 
-def _tile(choice: str, *, over_k: bool) -> dict[str, int] | None:
-    """The config of a Triton choice; ``over_k`` says whether it has a tile size along k."""
-    found = _TRITON.fullmatch(choice)
-    if found is None or (found["k"] != "-1") != over_k:
-        return None
-    sizes = {"block_m": int(found["m"]), "block_n": int(found["n"])}
-    if over_k:
-        sizes |= {"block_k": int(found["k"]), "group_m": _INDUCTOR_GROUP_M}
-    sizes |= {"num_stages": int(found["stages"]), "num_warps": int(found["warps"])}
-    return sizes if all(sizes.values()) else None
-
-
 def _matmul_choice(extern: str) -> Callable[[str], Candidate | None]:
     def candidate(choice: str) -> Candidate | None:
         if choice == extern:
             return Candidate.of("vendor")
-        config = _tile(choice, over_k=True)
+        config = tile(choice, over_k=True)
         return None if config is None else Candidate.of("triton_tiled", config)
 
     return candidate
 
 
 def _flex_choice(choice: str) -> Candidate | None:
-    config = _tile(choice, over_k=False)
+    config = tile(choice, over_k=False)
     return None if config is None else Candidate.of("triton_flex", config)
 
 

@@ -1,0 +1,67 @@
+"""``kernelcast export-moe``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kernelcast.cli import moe
+from kernelcast.errors import KernelcastError
+
+LAYER = ["--experts", "8", "--intermediate", "14336", "--hidden", "4096", "--per-token", "2"]
+FILE = "E=8,N=14336,device_name=NVIDIA_H100_80GB_HBM3.json"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs the command, which alone is in the application, into tmp_path/configs."""
+    monkeypatch.setenv("KERNELCAST_HOME", str(tmp_path / "home"))
+    app = typer.Typer()
+    moe.attach(app)
+
+    def call(*words):
+        return CliRunner().invoke(app, [*LAYER, "--output", str(tmp_path / "configs"), *words])
+
+    return call
+
+
+def test_the_file_is_written_and_shown(run, tmp_path):
+    done = run("--device", "h100", "--mode", "predict", "--tokens", "16,1")
+    assert done.exit_code == 0, done.output
+    content = json.loads((tmp_path / "configs" / FILE).read_text())
+    assert [key for key in content if key != "triton_version"] == ["1", "16"]
+    assert "analytic" in done.output
+    assert "NVIDIA_H100_80GB_HBM3" in done.output
+    assert "come from the roofline" in done.stderr
+
+
+def test_the_figures_as_json(run, tmp_path):
+    done = run("--device", "a100", "--mode", "predict", "--tokens", "64", "--dtype", "float32", "--json")
+    found = json.loads(done.stdout)
+    assert found["path"].endswith("E=8,N=14336,device_name=NVIDIA_A100-SXM4-80GB,dtype=float32.json")
+    [config] = found["configs"]
+    assert (config["tokens"], config["source"], config["measured_us"]) == (64, "analytic", None)
+    assert config["predicted_us"] > 0
+    assert (
+        json.loads((tmp_path / "configs" / found["path"]).read_text())["64"]["BLOCK_SIZE_M"]
+        == (config["config"]["block_m"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--device", "h100", "--tokens", "1,x"], "--tokens is '1,x'"),
+        (["--device", "h100", "--tokens", ","], "--tokens is ','"),
+        (["--device", "h100", "--dtype", "int8"], "does not take dtype 'int8'"),
+        (["--device", "mi250x-128gb"], "device_name"),
+        (["--device", "h100", "--mode", "tune"], "predict or verify"),
+    ],
+)
+def test_what_cannot_be_written_is_said(run, words, said):
+    done = run(*words)
+    assert isinstance(done.exception, KernelcastError)
+    assert said in str(done.exception)
