@@ -102,6 +102,8 @@ class TimingPlan:
         race_margin: a candidate this much slower than the best (as a log ratio), beyond noise, is raced out.
         hopeless: a candidate this many times slower than the best is raced out before ``least_rounds``: when two samples
             and the call timed before the race say so, or at once if it is so long that no interruption explains it.
+        settled_error: the race ends when the standard error of every candidate that still runs, relative to the leader, is
+            at most this; 0 takes all rounds.
         seed: of the inputs and the order.
     """
 
@@ -113,6 +115,7 @@ class TimingPlan:
     repeats: int = 20
     race_margin: float = 0.05
     hopeless: float = 3.0
+    settled_error: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -122,6 +125,7 @@ class TimingPlan:
             min(whole) < 1
             or not all(0 < value < math.inf for value in positive)
             or not self.race_margin >= 0
+            or not 0 <= self.settled_error < math.inf
             or not self.hopeless > 1
         ):
             raise InvalidRecordError(
@@ -296,10 +300,19 @@ def race(
             # The last one runs on until its own median is worth something.
             if len(running) < 2 <= count and number >= plan.least_rounds:
                 break
+            if number >= plan.least_rounds and _settled(RaceResult(samples, beaten), running, plan):
+                break
             next_s = sum(spent_s[i] for i in running) / number
             if clock.now_s() - started + next_s > plan.seconds:
                 break
     return RaceResult(samples, beaten)
+
+
+def _settled(result: RaceResult, running: Collection[int], plan: TimingPlan) -> bool:
+    """Whether no further round would change what is known of the candidates that run."""
+    if not plan.settled_error:
+        return False
+    return bool((result.paired_error()[sorted(running)] <= plan.settled_error).all())
 
 
 def _beaten(

@@ -14,7 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kernelcast.api import device, problem, select, warmup
+    from kernelcast import fused_moe, inductor, triton
+    from kernelcast.api import device, explain, problem, select, warmup
     from kernelcast.errors import KernelcastError
     from kernelcast.kernels import Candidate, Device, Problem
     from kernelcast.kernels.user import TensorSpec, kernel
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kernelcast.runtime.dropins import attention, conv2d, matmul, softmax
     from kernelcast.runtime.dropins_matmul import bmm, grouped_matmul, mixed_matmul
     from kernelcast.runtime.dropins_norm import layer_norm, rms_norm
+    from kernelcast.runtime.plan import plan
     from kernelcast.runtime.run import run
 
 __version__ = "0.1.0"
@@ -40,11 +42,13 @@ _HOMES = {
     "configure": "kernelcast.runtime.dispatch",
     "conv2d": "kernelcast.runtime.dropins",
     "device": "kernelcast.api",
+    "explain": "kernelcast.api",
     "grouped_matmul": "kernelcast.runtime.dropins_matmul",
     "kernel": "kernelcast.kernels.user",
     "layer_norm": "kernelcast.runtime.dropins_norm",
     "matmul": "kernelcast.runtime.dropins",
     "mixed_matmul": "kernelcast.runtime.dropins_matmul",
+    "plan": "kernelcast.runtime.plan",
     "problem": "kernelcast.api",
     "rms_norm": "kernelcast.runtime.dropins_norm",
     "run": "kernelcast.runtime.run",
@@ -52,6 +56,9 @@ _HOMES = {
     "softmax": "kernelcast.runtime.dropins",
     "warmup": "kernelcast.api",
 }
+
+#: Submodules that are public names: integrations with what they are called after.
+_MODULES = ("fused_moe", "inductor", "triton")
 
 __all__ = [
     "Candidate",
@@ -66,16 +73,21 @@ __all__ = [
     "configure",
     "conv2d",
     "device",
+    "explain",
+    "fused_moe",
     "grouped_matmul",
+    "inductor",
     "kernel",
     "layer_norm",
     "matmul",
     "mixed_matmul",
+    "plan",
     "problem",
     "rms_norm",
     "run",
     "select",
     "softmax",
+    "triton",
     "warmup",
 ]
 
@@ -85,6 +97,8 @@ def __getattr__(name: str) -> object:
         value = getattr(import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
+    if name in _MODULES:
+        return import_module(f"kernelcast.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kernelcast.datasets.journal import Journal
 from kernelcast.datasets.record import Measurement
@@ -21,8 +21,8 @@ from kernelcast.runtime.ranking import Ranking
 from kernelcast.runtime.selection import Selection
 from kernelcast.runtime.verify import Verdict, verify
 
-#: Candidates measured at a time in mode ``tune``.
-_TUNE_BATCH = 8
+if TYPE_CHECKING:
+    from kernelcast.costmodel.search import PriorRecords
 
 
 class Measurer:
@@ -59,31 +59,32 @@ class Measurer:
         self.record(verdict.trial.measurements)
         return self._decided(problem, ranking, rows, verdict, measured=len(rows))
 
-    def tune(self, problem: Problem, ranking: Ranking) -> Selection:
-        """Measure the whole space in predicted order, in batches, until the budget ends; the winner so far races on."""
-        rows = ranking.shortlist(len(ranking.table))
-        deadline = time.monotonic() + self.budget_seconds
-        tried: set[int] = set()
-        batch = rows[:_TUNE_BATCH]
-        while True:
-            plan = replace(self.plan, seconds=max(min(self.plan.seconds, deadline - time.monotonic()), 0.1))
-            verdict = verify(
-                problem, [ranking.table[r] for r in batch], self.device, plan=plan, workload=self.workload
-            )
-            self.record(verdict.trial.measurements)
-            tried.update(batch)
-            ahead = [row for row in rows if row not in tried]
-            if not ahead or time.monotonic() > deadline:
-                break
-            champion = [] if verdict.winner is None else [batch[verdict.winner]]
-            default = rows[:1]
-            batch = [*default, *(row for row in champion if row not in default), *ahead[: _TUNE_BATCH - 2]]
-        selection = self._decided(problem, ranking, batch, verdict, measured=len(tried))
-        rest = len(rows) - len(tried)
-        if not rest:
-            return selection
-        note = f" Incomplete: the budget of {self.budget_seconds:g} s ended with {rest} not tried."
-        return replace(selection, reason=selection.reason + note)
+    def tune(
+        self, problem: Problem, ranking: Ranking, *, prior: PriorRecords | None = None, seed: int = 0
+    ) -> Selection:
+        """Search the candidates of a ranking until nothing more is promised or the budget ends, and select.
+
+        Args:
+            problem: what to compute.
+            ranking: every candidate.
+            prior: records of them from another device, in place of the prediction.
+            seed: of the search.
+        """
+        from kernelcast.runtime.tuning import tune
+
+        tuned = tune(
+            problem,
+            ranking,
+            self.device,
+            budget_seconds=self.budget_seconds,
+            plan=self.plan,
+            workload=self.workload,
+            record=self.record,
+            prior=prior,
+            seed=seed,
+        )
+        selection = self._decided(problem, ranking, tuned.rows, tuned.verdict, measured=tuned.measured)
+        return replace(selection, reason=selection.reason + tuned.note(self.budget_seconds))
 
     def _decided(
         self, problem: Problem, ranking: Ranking, rows: Sequence[int], verdict: Verdict, *, measured: int

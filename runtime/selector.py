@@ -15,7 +15,7 @@ import numpy as np
 
 from kernelcast import settings
 from kernelcast.datasets.timing import TimingPlan
-from kernelcast.errors import KernelcastError, SettingsError
+from kernelcast.errors import KernelcastError
 from kernelcast.kernels import Candidate, Device, Problem, require_legal
 from kernelcast.kernels.detect import detect
 from kernelcast.kernels.registry import on_change
@@ -23,12 +23,14 @@ from kernelcast.runtime.background import Background
 from kernelcast.runtime.break_even import break_even
 from kernelcast.runtime.cache import CacheKey, SelectionCache
 from kernelcast.runtime.measuring import Measurer, default_selection, sentence
+from kernelcast.runtime.options import check_integer, check_mode, check_number
 from kernelcast.runtime.pack import PackedSelections
 from kernelcast.runtime.ranking import ModelWarning, Rankers, Ranking
 from kernelcast.runtime.selection import Selection
 from kernelcast.runtime.verify import VERIFY_PLAN, confidence
 
 if TYPE_CHECKING:
+    from kernelcast.costmodel.search import PriorRecords
     from kernelcast.runtime.explain import Explanation
     from kernelcast.runtime.plan import Plan, PlanBook
 
@@ -110,14 +112,14 @@ class Selector:
         pack: Path | None = None,
         plans: Iterable[Plan] = (),
     ) -> None:
-        _check_mode(mode or "verify")
-        _check_integer("top_k", top_k, 1)
-        _check_integer("drift_every", drift_every, 0)
-        _check_number("budget_seconds", budget_seconds, math.inf)
+        check_mode(mode or "verify")
+        check_integer("top_k", top_k, 1)
+        check_integer("drift_every", drift_every, 0)
+        check_number("budget_seconds", budget_seconds, math.inf)
         if target_regret is not None:
-            _check_number("target_regret", target_regret, 1.0)
+            check_number("target_regret", target_regret, 1.0)
         if expected_calls is not None:
-            _check_number("expected_calls", expected_calls, math.inf)
+            check_number("expected_calls", expected_calls, math.inf)
         self.device = detect() if device is None else device
         self.models = settings.models_dir() if models is None else Path(models)
         self.top_k = top_k
@@ -181,9 +183,9 @@ class Selector:
             self.clear_ready()
             self._ready_mode = _environment.get(_MODE)
         mode = self.mode if wanted is None else wanted
-        _check_mode(mode)
+        check_mode(mode)
         if expected_calls is not None:
-            _check_number("expected_calls", expected_calls, math.inf)
+            check_number("expected_calls", expected_calls, math.inf)
         selection, settled = self._answer(problem, mode, expected_calls or self.expected_calls)
         if settled and wanted is None and not self.drift_every:
             if len(self._ready) >= _MOST_READY:
@@ -286,6 +288,27 @@ class Selector:
     def listen(self, listener: Listener) -> None:
         """Have a function called with each problem whose selection has changed behind the caller's back."""
         self._listeners.append(listener)
+
+    def tune(self, problem: Problem, *, prior: PriorRecords | None = None, seed: int = 0) -> Selection:
+        """Search the whole space now, whatever is remembered of the problem, and remember what is found.
+
+        Args:
+            problem: what is to be computed.
+            prior: records of its candidates from another device, to begin with.
+            seed: of the search.
+
+        Raises:
+            KernelcastError: it cannot be measured here.
+        """
+        hindrance = self.measurer.hindrance()
+        if hindrance:
+            raise KernelcastError(f"Nothing can be tuned: {hindrance}.")
+        key = self._key(problem, "tune")
+        with self.cache.lock(key):
+            selection = self._tune(problem, prior, seed)
+            self.cache.put(key, selection, on_disk=selection.source == "verified")
+        self._changed(problem)
+        return selection
 
     def recheck(self, problem: Problem) -> Selection:
         """Verify a remembered problem again, its winner among those measured, and remember what is found.
@@ -427,11 +450,11 @@ class Selector:
     def _default(self, problem: Problem, reason: str) -> Selection:
         return default_selection(problem, self.device, reason)
 
-    def _tune(self, problem: Problem) -> Selection:
+    def _tune(self, problem: Problem, prior: PriorRecords | None = None, seed: int = 0) -> Selection:
         ranking = self.rank(problem, whole=True)
         if not len(ranking.table):
             return self._default(problem, "No candidate is legal here; the default is left.")
-        return self.measurer.tune(problem, ranking)
+        return self.measurer.tune(problem, ranking, prior=prior, seed=seed)
 
     def _verify(self, problem: Problem, also: Iterable[Candidate] = ()) -> Selection:
         ranking = self.rank(problem)
@@ -477,19 +500,3 @@ def _is_legal(problem: Problem, device: Device, candidate: Candidate) -> bool:
     except KernelcastError:
         return False
     return True
-
-
-def _check_mode(mode: str) -> None:
-    if mode not in settings.MODES:
-        raise SettingsError(f"The mode is {mode!r}; it must be one of {', '.join(settings.MODES)}.")
-
-
-def _check_integer(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise SettingsError(f"{name} is {value!r}; it must be an integer of at least {least}.")
-
-
-def _check_number(name: str, value: object, below: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < below:
-        limit = "" if below == math.inf else f" below {below:g}"
-        raise SettingsError(f"{name} is {value!r}; it must be a positive number{limit}.")

@@ -12,8 +12,8 @@ import kernelcast
 PUBLIC = {
     "kernelcast": [
         "Candidate", "Device", "KernelcastError", "Problem", "Selection", "Selector", "TensorSpec", "attention", "bmm",
-        "configure", "conv2d", "device", "grouped_matmul", "kernel", "layer_norm", "matmul", "mixed_matmul", "problem",
-        "rms_norm", "run", "select", "softmax", "warmup",
+        "configure", "conv2d", "device", "explain", "fused_moe", "grouped_matmul", "inductor", "kernel", "layer_norm",
+        "matmul", "mixed_matmul", "plan", "problem", "rms_norm", "run", "select", "softmax", "triton", "warmup",
     ],
     "kernelcast.kernels": [
         "Block", "Candidate", "CandidateTable", "Columns", "Device", "Dim", "Operation", "Option", "Parameter",
@@ -69,7 +69,9 @@ def test_names_are_the_same_objects_wherever_they_are_imported_from():
     assert kernelcast.KernelcastError is errors.KernelcastError
     assert kernelcast.select is api.select
     assert kernelcast.matmul is dropins.matmul
-    for name in kernelcast.__all__:
+    for name in kernelcast._MODULES:
+        assert getattr(kernelcast, name) is importlib.import_module(f"kernelcast.{name}")
+    for name in set(kernelcast.__all__) - set(kernelcast._MODULES):
         assert getattr(kernelcast, name) is getattr(importlib.import_module(kernelcast._HOMES[name]), name)
 
 

@@ -68,6 +68,20 @@ def evaluate(
     backend: Annotated[
         str | None, typer.Option("--backend", help="Only candidates of these backends, by commas: triton")
     ] = None,
+    train_devices: Annotated[
+        str | None,
+        typer.Option("--train-devices", help="Judge a new device: other devices to learn from, by commas."),
+    ] = None,
+    test_device: Annotated[
+        str | None, typer.Option("--test-device", help="The new device; with --train-devices.")
+    ] = None,
+    target_problems: Annotated[
+        str | None,
+        typer.Option(
+            "--target-problems",
+            help="Problems measured on the new device, by commas: 0,10,30,100 if left out. The others are judged.",
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Models fitted; the figures are their mean.")] = 5,
     store: StoreOption = None,
     json_file: Annotated[
@@ -82,6 +96,8 @@ def evaluate(
     Example:
 
       kernelcast evaluate --op gemm --device a100-sxm4-80gb --train-workloads timm,random --test-workloads hf
+
+      kernelcast evaluate --op gemm --train-devices a100-sxm4-80gb --test-device h100-sxm5-80gb --target-problems 30
     """
     from kernelcast.datasets import Store
     from kernelcast.training.data import read_problems, split_workloads
@@ -95,6 +111,28 @@ def evaluate(
         )
     # With JSON on standard output, nothing else may go there.
     out = console(stderr=json_file == "-")
+    if train_devices or test_device:
+        unused: dict[str, object] = {
+            "--device": device,
+            "--train-workloads": train,
+            "--test-workloads": test,
+            "--folds": folds,
+        }
+        _evaluate_transfer(
+            operation,
+            train_devices,
+            test_device,
+            target_problems,
+            split_names(backend),
+            seeds,
+            store,
+            json_file,
+            out,
+            unused,
+        )
+        return
+    if target_problems:
+        raise SettingsError("--target-problems belongs to --train-devices and --test-device.")
     found = read_problems(
         Store(resolve_store(store)),
         operation,
@@ -124,6 +162,45 @@ def evaluate(
     _show(out, result, found)
     if within is not None:
         _show(out, within, found)
+
+
+def _evaluate_transfer(
+    operation: str,
+    train_devices: str | None,
+    test_device: str | None,
+    target_problems: str | None,
+    backends: list[str] | None,
+    seeds: int,
+    store: Path | None,
+    json_file: str | None,
+    out: Console,
+    others: dict[str, object],
+) -> None:
+    from kernelcast.cli import evaluate_transfer
+
+    if not train_devices or not test_device:
+        raise SettingsError(
+            "Name both --train-devices and --test-device: a transfer is from the one to the other."
+        )
+    named = [name for name, value in others.items() if value not in (None, [], ())]
+    if named:
+        raise SettingsError(f"{', '.join(named)} cannot be used with --train-devices.")
+    with _progress() as on_progress:
+        result = evaluate_transfer.evaluate(
+            resolve_store(store),
+            operation,
+            train_devices=split_names(train_devices) or [],
+            test_device=test_device,
+            measured=evaluate_transfer.numbers(target_problems),
+            backends=backends,
+            seeds=seeds,
+            on_progress=on_progress,
+        )
+    if json_file == "-":
+        print_json(result.to_json())
+    elif json_file is not None:
+        write_json(Path(json_file), result.to_json())
+    evaluate_transfer.show(out, result)
 
 
 @contextmanager
@@ -158,6 +235,7 @@ def _show(out: Console, result: Evaluation, found: ProblemSet) -> None:
     one, two = result.calibration["within_1"], result.calibration["within_2"]
     if one is not None and two is not None:
         out.print(f"Differences to the best within 1 and 2 predicted deviations: {one:.0%} and {two:.0%}")
+    out.print(_adaptive_table(result))
 
 
 def _table(result: Evaluation) -> Table:
@@ -179,4 +257,23 @@ def _table(result: Evaluation) -> Table:
             table.add_row(
                 label, *[f"{f['geomean']:.3f}\n({f['p5']:.2f}, {f['worst']:.2f})" for f in figures.values()]
             )
+    return table
+
+
+def _adaptive_table(result: Evaluation) -> Table:
+    from rich.table import Table
+
+    found = result.regret_over_measured
+    table = Table(
+        title="Candidates measured for each problem, the default among them, by target regret",
+        title_justify="left",
+    )
+    for column in ("bound on", "target", "regret", "measured", "one k for all"):
+        table.add_column(column, justify="right")
+    for bound in ("mean", "problem"):
+        for target, figures in found[bound].items():
+            k = figures["fixed_k"]
+            same = "more than 10" if k is None else f"{k} ({found['fixed'][str(k)]:.2%})"
+            regret, measured = f"{figures['regret']:.2%}", f"{figures['measured']:.2f}"
+            table.add_row(bound, f"{float(target):.1%}", regret, measured, same)
     return table

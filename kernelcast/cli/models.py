@@ -136,6 +136,7 @@ def promote(
     console().print(
         f"{model.version} is the champion of {model.operation} on {model.device}.{before}", soft_wrap=True
     )
+    _tell_tracking(model.device, model.operation, model.version)
 
 
 @models.command()
@@ -155,6 +156,7 @@ def rollback(operation: OperationOption = None, device: ModelDeviceOption = None
         operation, where = standing.operation, standing.device
     alias = registry.rollback(settings.models_dir(), device=where, operation=operation)
     console().print(f"{alias.version} is the champion of {operation} on {where} again.", soft_wrap=True)
+    _tell_tracking(where, operation, alias.version)
 
 
 @models.command()
@@ -238,6 +240,15 @@ def sync(as_json: JsonOption = False) -> None:
             out.print(f"{run} still waits: {reason}", soft_wrap=True, markup=False)
     if result.waiting:
         raise typer.Exit(1)
+
+
+def _tell_tracking(device: str, operation: str, version: str) -> None:
+    """Have the alias of MLflow's registry follow; a server that cannot be reached costs a warning."""
+    from kernelcast.training import tracking
+
+    warning = tracking.follow(device, operation, version)
+    if warning:
+        console(stderr=True).print(f"Warning: {warning}", soft_wrap=True, markup=False)
 
 
 def find(version: str | None, operation: str | None, device: str | None) -> RegisteredModel:

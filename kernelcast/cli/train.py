@@ -36,6 +36,13 @@ def train(
         str | None,
         typer.Option("--train-workloads", help="Workloads to train on, by commas; all if left out."),
     ] = None,
+    from_devices: Annotated[
+        str | None,
+        typer.Option(
+            "--from-devices",
+            help="Other devices whose records to learn from as well, by commas: a100-sxm4-80gb",
+        ),
+    ] = None,
     holdout: Annotated[
         float, typer.Option("--holdout", help="Share of the shapes to hold out, for the scores.")
     ] = 0.2,
@@ -56,20 +63,30 @@ def train(
     Example:
 
       kernelcast train --op gemm --device a100-sxm4-80gb --train-workloads timm,random
+
+      kernelcast train --op gemm --device h100-sxm5-80gb --from-devices a100-sxm4-80gb
     """
     from kernelcast import settings
     from kernelcast.datasets.store import Store
     from kernelcast.kernels.compile_cache import CompileCache
-    from kernelcast.training.data import read_problems
+    from kernelcast.training.data import ProblemSet, read_problems
     from kernelcast.training.train import train as train_model
 
-    found = read_problems(
-        Store(resolve_store(store)),
-        operation,
-        device=device or resolve_device(None),
-        workloads=split_names(train_workloads),
-    )
-    if not found.problems:
+    held = Store(resolve_store(store))
+    others = [
+        item
+        for name in split_names(from_devices) or ()
+        for item in read_problems(held, operation, device=name).problems
+    ]
+    try:
+        found = read_problems(
+            held, operation, device=device or resolve_device(None), workloads=split_names(train_workloads)
+        )
+    except ModelError:
+        if not others:
+            raise
+        found = ProblemSet([], 0, 0)  # nothing was measured on the new device yet
+    if not found.problems and not others:
         raise ModelError(
             f"None of the {found.left_out} measured problems has two candidates that worked, so there is nothing to "
             "compare. Collect more."
@@ -77,12 +94,13 @@ def train(
     with _progress() as on_progress:
         result = train_model(
             found.problems,
-            device=found.problems[0].device,
+            device=found.problems[0].device if found.problems else resolve_device(device),
             seed=seed,
             holdout=holdout,
             models_dir=settings.models_dir(),
             tracking=track,
             compile_cache=CompileCache(settings.compile_cache_dir()) if compile_facts == "auto" else None,
+            others=others,
             on_progress=on_progress,
         )
     if as_json:
@@ -99,16 +117,17 @@ def train(
             }
         )
     else:
-        _show(result, len(found.problems), found.left_out)
+        _show(result, len(found.problems), found.left_out, len(others))
 
 
-def _show(result: TrainResult, problems: int, left_out: int) -> None:
+def _show(result: TrainResult, problems: int, left_out: int, others: int) -> None:
     from rich.markup import escape
     from rich.table import Table
 
     out = console()
     out.print(
-        f"Trained on {problems} problems; the model lies in {escape(str(result.model_dir))}", soft_wrap=True
+        f"Trained on {problems} problems{f' and {others} of other devices' if others else ''}; the model lies in {escape(str(result.model_dir))}",
+        soft_wrap=True,
     )
     if left_out:
         out.print(f"{left_out} problems with fewer than two working candidates are left out.")

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kernelcast.cli import moe
+from kernelcast.cli import export_moe as moe
 from kernelcast.errors import KernelcastError
 
 LAYER = ["--experts", "8", "--intermediate", "14336", "--hidden", "4096", "--per-token", "2"]

@@ -202,7 +202,7 @@ def test_every_command_module_is_documented() -> None:
     from kernelcast.cli.commands import MODULES
 
     words = {name.split()[1] for name in leaves(application())}
-    assert {module.rstrip("_") for module in MODULES} == words
+    assert {module.rstrip("_").replace("_", "-") for module in MODULES} == words
 
 
 def test_every_public_name_is_mentioned() -> None:
