@@ -31,11 +31,22 @@ BENCHMARKS = (
     "training_speed",
     "import_speed",
     "durability",
+    "store_speed",
     "racing",
+    "adaptive_k",
+    "recorded_more",
+    "tune_search",
+    "transfer",
+    "plans",
+    "cache_stress",
+    "triton_dispatch",
+    "triton_ranking",
+    "runtime_quality",
+    "networks",
     "demonstration",
 )
 #: Those that are timed on one thread, whatever a library would take.
-_ONE_THREAD = ("selection_speed", "racing")
+_ONE_THREAD = ("selection_speed", "racing", "triton_dispatch", "plans", "runtime_quality", "networks")
 _LIBRARIES = ("kernelcast", "torch", "numpy", "xgboost", "scikit-learn", "pandas", "pyarrow")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
