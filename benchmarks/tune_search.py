@@ -91,8 +91,11 @@ def latencies(recorded: Recorded, folder: Path) -> dict[Candidate, float]:
         workload="hub",
         store=store,
     )
+    # Under one name, whichever format a file has: the configs of one kernel are matched over devices.
     found = {
-        each.candidate: float(np.log(each.latency_us)) if each.outcome == "ok" else float("nan")
+        Candidate("kernel", each.candidate.config): float(np.log(each.latency_us))
+        if each.outcome == "ok"
+        else float("nan")
         for each in Store(store).measurements()
     }
     return dict(sorted(found.items(), key=lambda item: item[0].key))

@@ -33,13 +33,15 @@ _REACH = 4.0
 MOST = 10
 
 #: What :func:`choose` can promise.
-BOUNDS = ("problem", "mean")
+BOUNDS = ("mean", "problem")
 #: Expected regrets below this are nothing, in log latency.
 NOTHING = 1e-7
 #: Keeps logarithms finite.
 _SMALLEST = 1e-12
 #: Further than any regret is from a curve's end, in logarithms.
 _FAR = 60.0
+#: Factor on the errors of a problem beyond training where it was not measured.
+UNKNOWN_WIDENING = 1.5
 #: The fields of :class:`Calibration` that are curves.
 _CURVES = ("alone", "several", "bounds")
 
@@ -190,7 +192,7 @@ def choose(
     default: int | None,
     target_regret: float,
     most: int = MOST,
-    bound: str = "problem",
+    bound: str = "mean",
 ) -> Shortlist:
     """The rows to measure: the default, and as few of the first others as keep the expected regret low.
 
@@ -200,9 +202,9 @@ def choose(
         target_regret: the share of its time that the selected candidate may lose to not measuring everything, such as
             0.005.
         most: the most rows, the default included; where they are not enough, the target is not kept.
-        bound: ``"problem"``: the expected regret of this very problem stays under the target, and so does the mean over
-            any set of problems. ``"mean"``: the mean over problems stays under it if they are like those in training;
-            easy problems leave room for others, so fewer are measured.
+        bound: ``"mean"``: the mean over problems stays under the target if they are like those in training; easy problems
+            leave room for others. ``"problem"``: the expected regret of this very problem stays under it, and so does the
+            mean over harder ones than training had; more are measured.
 
     Raises:
         ModelError: a target that is not between 0 and 1, ``most`` below 1, an unknown ``bound``, no such row, or a prediction
@@ -223,8 +225,9 @@ def choose(
     curve = np.full(min(most, len(order)), np.nan)
     if len(ranked):
         calibration = prediction.calibration
-        if calibration is not None and calibration.widening > 1 and prediction.novel:
-            error_log = error_log * calibration.widening
+        widening = UNKNOWN_WIDENING if calibration is None else calibration.widening
+        if widening > 1 and prediction.novel:
+            error_log = error_log * widening
         believed = expected_regrets(log_latency, error_log, most)
         if calibration is not None:
             believed = calibration.truly(believed)

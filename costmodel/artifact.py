@@ -3,7 +3,7 @@
 ::
 
     manifest.json      operation, feature schema, facts of the training, SHA-256 of every other file, and of what
-                       itself says (white space does not count)
+                       itself says; to be read it must be written just as here, white space included
     <head>.json        xgboost's own format: any xgboost reads it
     <head>.npz         the arrays of kernelcast.costmodel.forest, for a fast start without xgboost
     compiled.json      what the compiler made of candidates, where the features hold it
@@ -72,7 +72,7 @@ def write_artifact(
     }
     try:
         full["digest"] = _digest(full)
-        files[_MANIFEST] = (json.dumps(full, indent=1, sort_keys=True) + "\n").encode()
+        files[_MANIFEST] = _text(full)
     except (TypeError, ValueError) as error:
         raise ArtifactError(f"The manifest of {folder} is not plain JSON: {error}.") from error
     # A name of its own: another process may be writing the same model.
@@ -98,9 +98,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_MANIFEST_BYTES:
             raise ArtifactError(f"{path} is larger than any manifest.")
-        manifest = json.loads(path.read_bytes())
+        content = path.read_bytes()
+        manifest = json.loads(content)
         manifest_version = int(manifest["artifact_version"])
-        intact = manifest.pop("digest") == _digest(manifest)
+        written = _text(manifest)
+        intact = manifest.pop("digest") == _digest(manifest) and written == content
     except FileNotFoundError as error:
         raise ArtifactError(f"{folder} is not a model: it has no {_MANIFEST}.") from error
     except OSError as error:
@@ -193,6 +195,10 @@ def _read_checked(path: Path, expected: str) -> bytes:
 
 def _digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _text(manifest: Mapping[str, Any]) -> bytes:
+    return (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from kernelcast.costmodel.forest import Forest
-from kernelcast.costmodel.heads import combined, compress, relative_log
+from kernelcast.costmodel.heads import compress, expand, relative_log
+from kernelcast.costmodel.uncertainty import ErrorHead, fit_error, folds_of
 from kernelcast.errors import MissingExtraError, ModelError
 
 try:
@@ -16,43 +18,84 @@ try:
 except ImportError as _error:
     raise MissingExtraError("scikit-learn", "train", "Fitting a cost model") from _error
 
-#: Trees of the head that predicts a problem's overall level, and of the one that predicts the error.
-_LEVEL_TREES = 150
-_ERROR_TREES = 60
+#: Size of the head that predicts a problem's overall level.
+_LEVEL_TREES = 20
+_SMALL_DEPTH = 5
+_SMALL_RATE = 0.3
 
-#: Standard deviation of the error of a difference where there are too few problems to leave some out.
-_UNKNOWN_ERROR = 0.15
+#: In the teachers' fit a candidate r times slower than the problem's best counts ``r ** -focus``: where differences are
+#: predicted, and where compressed slowdowns are.
+_TEACHER_FOCUS = 3.0
+_SLOWDOWN_FOCUS = 1.0
+_TEACHER_LEAST_LEAF = 2.0
+#: Share of the measurement itself in what the order learns of a measured row.
+_OWN_SHARE = 0.3
+#: No leaf needs more than this share of all weight: with few problems the slow candidates together weigh next to nothing.
+_LEAST_SHARE = 0.02
+#: However slow a candidate, it counts something, so that its prediction is not just anything.
+_LEAST_WEIGHT = 0.02
+#: Least share of the features that each tree of a taught order sees.
+_ORDER_COLUMNS = 0.6
+#: Trees of the order that repeat the estimate, and how many it must have in all to afford them.
+_ESTIMATE_TREES = 4
+_LEAST_TREES = 32
+
+#: Between the seeds of the teachers, so that models of neighbouring seeds share none.
+_SEED_STEP = 100_003
 
 #: Fewer values than this in the feature matrix are fitted on one thread.
 _FEW_VALUES = 2_000_000
-#: A candidate r times slower than the problem's best counts ``r ** -_ERROR_FOCUS`` in the error head.
-_ERROR_FOCUS = 1.0
-#: Added to squared errors before their logarithm is taken, which 0 has none of.
-_LEAST_SQUARE = 1e-6
+
+
+def differences(group: np.ndarray, target: np.ndarray, weights: np.ndarray) -> Callable[..., Any]:
+    """An objective for xgboost: the weighted squared error of differences within a problem.
+
+    A constant added to the predictions of one problem changes nothing, so no split is spent on the levels of problems.
+
+    Args:
+        group: number of the problem of each row, from 0 without gaps: [rows].
+        target: what to predict up to a constant of the problem: [rows].
+        weights: above 0: [rows].
+    """
+    total = np.bincount(group, weights=weights)
+
+    def objective(predicted: np.ndarray, _: Any) -> tuple[np.ndarray, np.ndarray]:
+        off = predicted - target
+        return weights * (off - (np.bincount(group, weights=weights * off) / total)[group]), weights
+
+    return objective
 
 
 class CostModel(RegressorMixin, BaseEstimator):
     """Predicts the log latency of candidates, and so ranks them.
 
-    Four heads share one feature matrix:
+    Three heads share one feature matrix:
 
-    * ``relative`` predicts log latency less its mean over the problem: the shape's own level, by far the largest part
-      of the variance, cannot hide the differences between candidates.
-    * ``slowdown`` predicts the compressed log slowdown over the problem's best, and so spends its splits on the
-      candidates that may be the best. The order is by the mean of the two, :func:`kernelcast.costmodel.heads.combined`.
+    * ``order`` predicts log latency up to a constant of the problem. It is the student of larger forests, the teachers: it
+      learns what they say, of every row and of candidates that nobody measured, and comes close to them at a fraction of
+      the cost of a prediction.
     * ``level`` predicts log latency as it is; its mean over a problem's candidates sets the level.
     * ``error`` predicts how far a predicted difference is off, fitted on problems that were left out in turn.
 
+    A teacher is three forests, whose mean counts. All learn differences within a problem alone: the shape's own level, by
+    far the largest part of the variance, cannot hide them. The first predicts log latency; the second the compressed log
+    slowdown over the problem's best, and so spends its splits on candidates that may be the best; the third what an
+    analytic estimate of the time leaves out, which holds for shapes that were never measured as well.
+
     Args:
-        n_estimators: trees of each of the first two heads.
-        max_depth: depth of their trees.
-        learning_rate: shrinkage.
+        n_estimators: trees of the order.
+        max_depth: depth of its trees.
+        learning_rate: its shrinkage.
         min_child_weight: least sum of weights in a leaf.
         subsample: share of the rows that each tree sees.
-        colsample_bytree: share of the features that each tree sees.
+        colsample_bytree: share of the features that each tree of a teacher sees; one of a taught order at least 60%.
         reg_lambda: L2 penalty of the leaves.
-        focus: in the relative head a candidate r times slower than the problem's best has weight ``r ** -focus``; 0 weighs
-            all alike.
+        focus: to the order a candidate that its teachers hold for r times slower than the problem's best has the weight
+            ``r ** -focus``, at least a fiftieth; 0 weighs all alike.
+        teachers: teachers, each with a seed of its own; 0 fits the order on the measured latencies.
+        teacher_trees: trees of each forest of a teacher.
+        teacher_depth: depth of their trees.
+        teacher_rate: their shrinkage.
         error_folds: folds of problems for the error head; below 2, or with fewer problems, one error for all.
         random_state: seed.
         n_jobs: threads of the fit; where None, all cores, or one for a small matrix, on which threads that wait for one
@@ -61,14 +104,18 @@ class CostModel(RegressorMixin, BaseEstimator):
 
     def __init__(
         self,
-        n_estimators: int = 250,
+        n_estimators: int = 64,
         max_depth: int = 8,
-        learning_rate: float = 0.08,
-        min_child_weight: float = 2.0,
+        learning_rate: float = 0.3,
+        min_child_weight: float = 1.0,
         subsample: float = 0.8,
-        colsample_bytree: float = 0.6,
-        reg_lambda: float = 1.0,
-        focus: float = 0.0,
+        colsample_bytree: float = 0.4,
+        reg_lambda: float = 0.5,
+        focus: float = 12.0,
+        teachers: int = 1,
+        teacher_trees: int = 150,
+        teacher_depth: int = 7,
+        teacher_rate: float = 0.1,
         error_folds: int = 3,
         random_state: int = 0,
         n_jobs: int | None = None,
@@ -81,20 +128,41 @@ class CostModel(RegressorMixin, BaseEstimator):
         self.colsample_bytree = colsample_bytree
         self.reg_lambda = reg_lambda
         self.focus = focus
+        self.teachers = teachers
+        self.teacher_trees = teacher_trees
+        self.teacher_depth = teacher_depth
+        self.teacher_rate = teacher_rate
         self.error_folds = error_folds
         self.random_state = random_state
         self.n_jobs = n_jobs
 
-    def fit(self, X: np.ndarray, y: np.ndarray, groups: np.ndarray) -> CostModel:
-        """Fit the four heads.
+    def fit(
+        self,
+        X: np.ndarray,
+        y: np.ndarray,
+        groups: np.ndarray,
+        unlabelled: np.ndarray | None = None,
+        unlabelled_groups: np.ndarray | None = None,
+        estimate: int | None = None,
+        sample_weight: np.ndarray | None = None,
+        clusters: np.ndarray | None = None,
+    ) -> CostModel:
+        """Fit the three heads.
 
         Args:
             X: float32 [rows, features]; NaN is a missing value.
             y: log latency [rows], natural logarithm of microseconds, finite.
             groups: [rows] the problem of each row, in any order and of any type that numpy sorts.
+            unlabelled: float32 [more rows, features] of candidates that were not measured; the teachers' answers on them
+                are learned too. None, or without teachers: not used.
+            unlabelled_groups: [more rows] their problems, which are none of ``groups``.
+            estimate: the column that holds an estimate of the time, log2 and up to a constant of the problem.
+            sample_weight: [rows] what each row counts, above 0; all alike where None.
+            clusters: [rows] numbers of problems that are left out together when the error is fitted; each problem alone
+                where None.
 
         Raises:
-            ModelError: lengths differ, a target is not finite, a feature is infinite, or no problem has two candidates
+            ModelError: lengths differ, a weight is not positive, a target is not finite, a feature is infinite, or no problem has two candidates
                 to compare.
         """
         with np.errstate(over="ignore"):
@@ -112,6 +180,11 @@ class CostModel(RegressorMixin, BaseEstimator):
         if np.isinf(X).any():
             raise ModelError(
                 f"{int(np.isinf(X).sum())} features are infinite in float32; NaN stands for a missing one."
+            )
+        weight = np.ones(len(X)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        if weight.shape != y.shape or not (np.isfinite(weight) & (weight > 0)).all():
+            raise ModelError(
+                f"The weights are {weight.shape}; there must be one above 0 for each of the {len(X)} rows."
             )
         _, group = np.unique(groups, return_inverse=True)
         counts = np.bincount(group) if len(group) else np.zeros(1)
@@ -131,18 +204,28 @@ class CostModel(RegressorMixin, BaseEstimator):
 
         self.n_features_in_ = X.shape[1]
         self.boosters_: dict[str, Any] = {}
-        self.boosters_ |= self._boost_order(compared, relative, slowdown, self.n_estimators)
-        self.boosters_["level"] = self._boost(
-            X,
-            y - y.mean(),
-            None,
-            _LEVEL_TREES,
-            self.random_state,
-            learning_rate=0.1,
-            max_depth=min(self.max_depth, 6),
+        self.estimate_ = estimate
+        more = None
+        if unlabelled is not None and unlabelled_groups is not None and len(unlabelled):
+            more = unlabelled, np.unique(unlabelled_groups, return_inverse=True)[1]
+        self.boosters_["order"] = self._fit_order(
+            compared,
+            relative,
+            slowdown,
+            compared_group,
+            weight[pairs],
+            self.teachers,
+            self.teacher_trees,
+            more,
         )
+        self.boosters_["level"] = self._boost(
+            X, y - y.mean(), weight, _LEVEL_TREES, self.random_state, learning_rate=_SMALL_RATE, max_depth=_SMALL_DEPTH,
+        )  # fmt: skip
         self.level_mean_ = float(y.mean())
-        self._fit_error(compared, relative, slowdown, compared_group)
+        together = group if clusters is None else np.asarray(clusters)
+        error = self._fit_error(compared, relative, slowdown, compared_group, weight[pairs], together[pairs])
+        self.boosters_["error"], self.error_mean_ = error.booster, error.mean
+        self.left_out_ = None if error.left_out is None else error.left_out.over(pairs)
         self.forests_ = {
             name: Forest.from_xgboost_json(bytes(booster.save_raw("json")))
             for name, booster in self.boosters_.items()
@@ -161,6 +244,9 @@ class CostModel(RegressorMixin, BaseEstimator):
         weights: np.ndarray | None,
         trees: int,
         seed: int,
+        *,
+        objective: Callable[..., Any] | None = None,
+        start: Any = None,
         **changes: Any,
     ) -> Any:
         try:
@@ -178,57 +264,145 @@ class CostModel(RegressorMixin, BaseEstimator):
             "colsample_bytree": self.colsample_bytree,
             "reg_lambda": self.reg_lambda,
             "seed": seed,
-            "nthread": self.n_jobs or (1 if X.size < _FEW_VALUES else 0),
+            "nthread": self._threads(X),
             **changes,
         }
         return xgboost.train(
-            parameters, xgboost.DMatrix(X, label=target, weight=weights), num_boost_round=trees
+            parameters,
+            xgboost.DMatrix(X, label=target, weight=weights),
+            num_boost_round=trees,
+            obj=objective,
+            xgb_model=start,
         )
 
-    def _boost_order(
-        self, X: np.ndarray, relative: np.ndarray, slowdown: np.ndarray, trees: int
-    ) -> dict[str, Any]:
-        """The two heads that decide the order."""
-        weights = np.exp(-self.focus * slowdown) if self.focus else None
-        return {
-            "relative": self._boost(X, relative, weights, trees, self.random_state),
-            "slowdown": self._boost(X, compress(slowdown), None, trees, self.random_state),
-        }
+    def _fit_order(
+        self,
+        X: np.ndarray,
+        relative: np.ndarray,
+        slowdown: np.ndarray,
+        group: np.ndarray,
+        weight: np.ndarray,
+        teachers: int,
+        teacher_trees: int,
+        unlabelled: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> Any:
+        """The head that decides the order, from the measured differences or from what its teachers say of them."""
+        target, focus, share = relative, _TEACHER_FOCUS, 1.0
+        if teachers > 0:
+            asked, focus, share = X, self.focus, max(self.colsample_bytree, _ORDER_COLUMNS)
+            if unlabelled is not None:
+                asked = np.concatenate([X, unlabelled[0]])
+                group = np.concatenate([group, unlabelled[1] + group.max() + 1])
+                weight = np.concatenate([weight, np.full(len(unlabelled[0]), np.median(weight))])
+            target = self._teach(
+                X, relative, slowdown, group[: len(X)], weight[: len(X)], teachers, teacher_trees, asked
+            )
+            # What was measured of a row is a part of what is learned of it.
+            target[: len(relative)] += _OWN_SHARE * (relative - target[: len(relative)])
+            X = asked
+        best = np.full(group.max() + 1, np.inf)
+        np.minimum.at(best, group, target)
+        weights = weight * np.maximum(np.exp(-focus * (target - best[group])), _LEAST_WEIGHT)
+        start, first = None, 0
+        if self.estimate_ is not None and self.n_estimators >= _LEAST_TREES:
+            start, first = self._follow_estimate(X), _ESTIMATE_TREES
+        return self._boost(
+            X, target, None, self.n_estimators - first, self.random_state, learning_rate=self.learning_rate,
+            max_depth=self.max_depth, colsample_bytree=share,
+            min_child_weight=min(self.min_child_weight, _LEAST_SHARE * float(weights.sum())),
+            objective=differences(group, target, weights), start=start,
+        )  # fmt: skip
 
-    def _fit_error(
-        self, X: np.ndarray, relative: np.ndarray, slowdown: np.ndarray, group: np.ndarray
-    ) -> None:
-        """Fit the log of the error of a difference on problems left out, then scale it to be a standard deviation."""
+    def _estimated(self, X: np.ndarray) -> np.ndarray:
+        """The log of the estimate; 0, the least time that the problem may take, where there is none (a closed library)."""
+        assert self.estimate_ is not None
+        return np.nan_to_num(X[:, self.estimate_].astype(np.float64), nan=0.0) * np.log(2.0)
+
+    def _follow_estimate(self, X: np.ndarray) -> Any:
+        """A few trees that see the estimate alone and repeat it in small steps: the others need not find it again."""
+        alone = np.full_like(X, np.nan)
+        alone[:, self.estimate_] = X[:, self.estimate_]
+        return self._boost(
+            alone, self._estimated(X), None, _ESTIMATE_TREES, self.random_state, learning_rate=1.0,
+            max_depth=self.max_depth, subsample=1.0, colsample_bytree=1.0, reg_lambda=0.0, min_child_weight=1.0,
+        )  # fmt: skip
+
+    def _teach(
+        self,
+        X: np.ndarray,
+        relative: np.ndarray,
+        slowdown: np.ndarray,
+        group: np.ndarray,
+        weight: np.ndarray,
+        teachers: int,
+        teacher_trees: int,
+        asked: np.ndarray,
+    ) -> np.ndarray:
+        """What large forests, fitted on the measurements, say of the rows asked: log latency, float64 [rows asked]."""
         import xgboost
 
-        counts = np.bincount(group)
-        # What matters is the error among the candidates that may be chosen.
-        weights = np.exp(-_ERROR_FOCUS * slowdown)
-        folds = min(self.error_folds, len(counts))
-        if folds < 2:
-            square = np.full(len(X), _UNKNOWN_ERROR**2)
-        else:
-            fold = np.random.default_rng(self.random_state).permutation(len(counts))[group] % folds
-            residual = np.empty(len(X))
-            for held in range(folds):
-                out = fold == held
-                heads = self._boost_order(
-                    X[~out], relative[~out], slowdown[~out], max(self.n_estimators // 2, 1)
-                )
-                left = xgboost.DMatrix(X[out])
-                residual[out] = combined(heads["relative"].predict(left), heads["slowdown"].predict(left))
-                residual[out] -= relative[out]
-            # The mean over the problem's other candidates j of (residual_i - residual_j)^2, from sums over the problem.
-            residual -= (np.bincount(group, weights=residual) / counts)[group]
-            spread = np.bincount(group, weights=residual**2) / counts
-            square = (counts / (counts - 1))[group] * (residual**2 + spread[group])
-        size = 0.5 * np.log(square + _LEAST_SQUARE)
-        self.error_mean_ = float(np.average(size, weights=weights))
-        self.boosters_["error"] = self._boost(
-            X, size - self.error_mean_, weights, _ERROR_TREES, self.random_state, learning_rate=0.1, max_depth=5,
-            min_child_weight=20.0,
+        rows = xgboost.DMatrix(asked)
+        said = np.zeros(len(asked))
+        size: dict[str, Any] = {
+            "learning_rate": self.teacher_rate,
+            "max_depth": self.teacher_depth,
+            "reg_lambda": 1.0,
+        }
+        sharp = weight * np.exp(-_TEACHER_FOCUS * slowdown)
+        mild = weight * np.exp(-_SLOWDOWN_FOCUS * slowdown)
+        size["min_child_weight"] = min(_TEACHER_LEAST_LEAF, _LEAST_SHARE * float(sharp.sum()))
+        forests = 2 if self.estimate_ is None else 3
+        for teacher in range(teachers):
+            seeds = [
+                self.random_state + _SEED_STEP * (forests * teacher + each + 1) for each in range(forests)
+            ]
+            objective = differences(group, relative, sharp)
+            said += self._boost(
+                X, relative, None, teacher_trees, seeds[0], objective=objective, **size
+            ).predict(rows)
+            said += expand(
+                self._boost(X, compress(slowdown), mild, teacher_trees, seeds[1], **size).predict(rows)
+            )
+            if self.estimate_ is not None:
+                left = relative - self._estimated(X)
+                objective = differences(group, left, sharp)
+                said += self._boost(
+                    X, left, None, teacher_trees, seeds[2], objective=objective, **size
+                ).predict(rows)
+                said += self._estimated(asked)
+        return said / (forests * teachers)
+
+    def _fit_error(
+        self,
+        X: np.ndarray,
+        relative: np.ndarray,
+        slowdown: np.ndarray,
+        group: np.ndarray,
+        weight: np.ndarray,
+        clusters: np.ndarray,
+    ) -> ErrorHead:
+        """Fit the error of a difference on problems that were left out in turn."""
+        import xgboost
+
+        def predict_left_out(out: np.ndarray) -> np.ndarray:
+            order = self._fit_order(
+                X[~out],
+                relative[~out],
+                slowdown[~out],
+                np.unique(group[~out], return_inverse=True)[1],
+                weight[~out],
+                min(self.teachers, 1),
+                max(self.teacher_trees // 2, 1),
+            )
+            return np.asarray(order.predict(xgboost.DMatrix(X[out])), dtype=np.float64)
+
+        return fit_error(
+            X, relative, slowdown, weight, group,
+            folds_of(clusters, group, self.error_folds, self.random_state),
+            predict_left_out,
+            seed=self.random_state,
+            threads=self._threads(X),
         )  # fmt: skip
-        predicted = self.error_mean_ + self.boosters_["error"].predict(xgboost.DMatrix(X)).astype(np.float64)
-        ratio = np.average(square / np.exp(2.0 * predicted), weights=weights)
-        # The mean of log |error| lies below the log of its standard deviation: shift so that standardised errors have 1.
-        self.error_mean_ += 0.5 * float(np.log(max(ratio, _LEAST_SQUARE)))
+
+    def _threads(self, X: np.ndarray) -> int:
+        return self.n_jobs or (1 if X.size < _FEW_VALUES else 0)

@@ -1,26 +1,26 @@
-"""Boosted trees without the library that grew them: complete arrays, walked level by level in numpy.
+"""Boosted trees without the library that grew them: complete arrays, walked by :mod:`kernelcast.costmodel.walk`.
 
 A tree of depth d becomes 2**d - 1 nodes and 2**d leaves in breadth-first order; a shallower branch is continued by nodes
-that lead to its own leaf either way. All trees and rows step down together, so a prediction is d gathers.
+that lead to its own leaf either way.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from kernelcast.costmodel.walk import Walk
 from kernelcast.errors import ArtifactError, ModelError
 
 #: Deeper trees would need arrays of more than 2**16 nodes each.
 MAX_DEPTH = 16
 #: More features than any schema has; twice as many fit the nodes' int32.
 MAX_WIDTH = 2**20
-
-#: Rows that are walked at a time: bounds the arrays of one entry a tree and row.
-_CHUNK_ROWS = 2048
 
 #: Objectives of xgboost whose prediction is the sum of the trees itself, not a function of it.
 _IDENTITY_OBJECTIVES = (
@@ -41,10 +41,22 @@ class Forest:
         leaf: float32 [trees, leaves].
         base: added to every prediction.
         width: number of features.
+        mean: float32 [trees, nodes]; what a tree predicts on average of the training rows that came to a node. None
+            where that is not known: it serves :meth:`contributions` alone.
+
+    Raises:
+        ArtifactError: the arrays contradict each other.
     """
 
     def __init__(
-        self, feature: np.ndarray, threshold: np.ndarray, leaf: np.ndarray, *, base: float, width: int
+        self,
+        feature: np.ndarray,
+        threshold: np.ndarray,
+        leaf: np.ndarray,
+        *,
+        base: float,
+        width: int,
+        mean: np.ndarray | None = None,
     ) -> None:
         trees, leaves = leaf.shape if leaf.ndim == 2 else (0, 0)
         depth = max(leaves.bit_length() - 1, 0)
@@ -59,6 +71,14 @@ class Forest:
             or (feature.size and (feature.min() < 0 or feature.max() >= 2 * width))
             or not (np.abs(leaf) <= _LARGEST).all()
             or np.isnan(threshold).any()
+            or not (
+                mean is None
+                or (
+                    mean.shape == feature.shape
+                    and mean.dtype.kind == "f"
+                    and (np.abs(mean) <= _LARGEST).all()
+                )
+            )
         ):
             raise ArtifactError("The trees' arrays contradict each other.")
         self.feature = feature.astype(np.int32)
@@ -67,11 +87,7 @@ class Forest:
         self.base = float(base)
         self.width = int(width)
         self.depth = depth
-        self._flat_feature = self.feature.astype(np.intp).ravel()
-        self._flat_threshold = self.threshold.ravel()
-        self._flat_leaf = self.leaf.ravel()
-        self._node_start = (np.arange(trees, dtype=np.intp) * (leaves - 1))[:, None]
-        self._leaf_start = (np.arange(trees, dtype=np.intp) * leaves)[:, None]
+        self.mean = None if mean is None else mean.astype(np.float32)
 
     @property
     def trees(self) -> int:
@@ -90,41 +106,63 @@ class Forest:
         Raises:
             ModelError: another number of features.
         """
-        if features.ndim != 2 or features.shape[1] != self.width:
-            raise ModelError(
-                f"The trees take rows of {self.width} features; an array of the shape {features.shape} was given."
-            )
-        chunks = [self._walk(features[at : at + _CHUNK_ROWS]) for at in range(0, len(features), _CHUNK_ROWS)]
-        return np.concatenate(chunks) if chunks else np.zeros(0)
+        return self._alone.predict(features)[0]
 
-    def _walk(self, features: np.ndarray) -> np.ndarray:
-        rows, width = features.shape
-        missing = np.isnan(features)
-        both = np.empty((rows, 2 * width), dtype=np.float32)
-        both[:, :width] = np.where(missing, -np.inf, features)
-        both[:, width:] = np.where(missing, np.inf, features)
-        values = both.ravel()
-        row_start = np.arange(rows, dtype=np.intp) * (2 * width)
-        node = np.zeros((self.trees, rows), dtype=np.intp)
+    @cached_property
+    def _alone(self) -> Walk:
+        return Walk([self])
+
+    def contributions(self, features: np.ndarray) -> tuple[float, np.ndarray]:
+        """What each feature adds to each prediction.
+
+        A tree predicts its mean at the root; each step down changes that by the difference of two nodes' means, which
+        counts for the feature that the step looked at (Saabas, "Interpreting random forests", 2014; xgboost's
+        ``approx_contribs``).
+
+        Args:
+            features: float32 [rows, width]; NaN is a missing value.
+
+        Returns:
+            The prediction where nothing is known, and float64 [rows, width]; a row's sum with the former is its
+            prediction up to rounding.
+
+        Raises:
+            ModelError: another number of features, or the trees do not say how many training rows came to their nodes.
+        """
+        if self.mean is None:
+            raise ModelError(
+                "The trees hold no means of their nodes, so they cannot explain themselves. Train again."
+            )
+        self._alone.check(features)
+        features = np.asarray(features, dtype=np.float32)
+        value_of = np.concatenate([self.mean, self.leaf], axis=1).astype(np.float64)
+        tree, row = np.arange(self.trees)[:, None], np.arange(len(features))
+        node = np.zeros((self.trees, len(features)), dtype=np.intp)
+        found = np.zeros(features.shape)
         for _ in range(self.depth):
-            at = node + self._node_start
-            right = values.take(self._flat_feature.take(at) + row_start) >= self._flat_threshold.take(at)
-            node *= 2
-            node += 1
-            node += right
-        node -= (1 << self.depth) - 1
-        node += self._leaf_start
-        return self._flat_leaf.take(node).sum(axis=0, dtype=np.float64) + self.base
+            looked_at = self.feature[tree, node]
+            column = looked_at % self.width
+            value = features[row, column]
+            right = np.where(np.isnan(value), looked_at >= self.width, value >= self.threshold[tree, node])
+            child = 2 * node + 1 + right
+            np.add.at(
+                found,
+                (np.broadcast_to(row, node.shape), column),
+                value_of[tree, child] - value_of[tree, node],
+            )
+            node = child
+        return self.base + float(value_of[:, 0].sum()), found
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays to save; :meth:`from_arrays` is the inverse."""
-        return {
+        found: dict[str, np.ndarray] = {
             "feature": self.feature,
             "threshold": self.threshold,
             "leaf": self.leaf,
             "base": np.array(self.base, dtype=np.float64),
             "width": np.array(self.width, dtype=np.int64),
         }
+        return found if self.mean is None else {**found, "mean": self.mean}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Forest:
@@ -140,6 +178,7 @@ class Forest:
                 arrays["leaf"],
                 base=float(arrays["base"]),
                 width=int(arrays["width"]),
+                mean=arrays.get("mean"),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ArtifactError(f"Not the arrays of a forest ({type(error).__name__}: {error}).") from error
@@ -177,12 +216,24 @@ class Forest:
         feature = np.zeros((len(trees), leaves - 1), dtype=np.int32)
         threshold = np.full((len(trees), leaves - 1), np.inf, dtype=np.float32)
         leaf = np.zeros((len(trees), leaves), dtype=np.float32)
+        mean = np.zeros((len(trees), leaves - 1), dtype=np.float32)
         try:
+            means = [_means(tree) for tree in trees]
             for index, tree in enumerate(trees):
-                _fill(tree, depth, width, feature[index], threshold[index], leaf[index])
+                _fill(
+                    tree,
+                    depth,
+                    width,
+                    means[index],
+                    feature[index],
+                    threshold[index],
+                    leaf[index],
+                    mean[index],
+                )
         except _BROKEN_JSON as error:
             raise ArtifactError(f"Not an xgboost tree ({type(error).__name__}: {error}).") from error
-        return cls(feature, threshold, leaf, base=base, width=width)
+        known = all(each is not None for each in means)
+        return cls(feature, threshold, leaf, base=base, width=width, mean=mean if known else None)
 
 
 def _depth(tree: Mapping[str, Any]) -> int:
@@ -202,9 +253,11 @@ def _fill(
     tree: Mapping[str, Any],
     depth: int,
     width: int,
+    means: list[float] | None,
     feature: np.ndarray,
     threshold: np.ndarray,
     leaf: np.ndarray,
+    mean: np.ndarray,
 ) -> None:
     if any(tree.get("split_type", ())):
         raise ValueError("a tree has a categorical split")
@@ -216,12 +269,33 @@ def _fill(
             # Every leaf below this place holds the value, so it does not matter which way the walk goes on.
             first = (place + 1 << depth - level) - (1 << depth)
             leaf[first : first + (1 << depth - level)] = tree["split_conditions"][node]
+            for below in range(depth - level):
+                first = (place + 1 << below) - 1
+                mean[first : first + (1 << below)] = tree["split_conditions"][node]
             continue
         index = tree["split_indices"][node]
         if right[node] == -1 or index not in range(width):
             raise ValueError(f"node {node} has one child, or looks at feature {index} of {width}")
         feature[place] = index + (0 if tree["default_left"][node] else width)
-        # A threshold of minus infinity sends every value right and only the missing left, which stand for it here.
-        threshold[place] = max(tree["split_conditions"][node], -_LARGEST)
+        threshold[place] = tree["split_conditions"][node]
+        mean[place] = 0.0 if means is None else means[node]
         pending.append((left[node], 2 * place + 1, level + 1))
         pending.append((right[node], 2 * place + 2, level + 1))
+
+
+def _means(tree: Mapping[str, Any]) -> list[float] | None:
+    """What the tree predicts on average below each of its nodes, by the weights of the training rows; None without them."""
+    weights = tree.get("sum_hessian")
+    if weights is None:
+        return None
+    if not all(0.0 <= weight < math.inf for weight in weights):
+        raise ValueError("a node has a weight that is none")
+    means = [float(value) for value in tree["split_conditions"]]
+    for node in reversed(range(len(means))):
+        left, right = tree["left_children"][node], tree["right_children"][node]
+        if left != -1:
+            below = float(weights[left]), float(weights[right])
+            total = sum(below)
+            share = below[0] / total if total > 0 else 0.5
+            means[node] = share * means[left] + (1.0 - share) * means[right]
+    return means

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kernelcast.costmodel.adaptive import Adaptive
 from kernelcast.costmodel.artifact import read_artifact, read_file, write_artifact
 from kernelcast.costmodel.forest import Forest
-from kernelcast.costmodel.heads import HEADS, relative_log
-from kernelcast.costmodel.prediction import Prediction
+from kernelcast.costmodel.heads import HEADS
+from kernelcast.costmodel.prediction import Contribution, Prediction
+from kernelcast.costmodel.walk import Walk
 from kernelcast.errors import ArtifactError, InvalidRecordError, ModelError
 from kernelcast.featurizer import FeatureSchema, Featurizer
 from kernelcast.featurizer.compiled import CompiledFacts
+from kernelcast.featurizer.extra import estimate_place, spared
 from kernelcast.kernels import Block, CandidateTable, Device, Problem, operation, operation_names, variants
 from kernelcast.kernels.registry import space_of
 
@@ -80,6 +85,7 @@ class RankingModel:
         schema: what its features are.
         facts: the manifest's free part: device, dataset hash, versions, held-out scores, ...
         compiled: what the compiler made of candidates, where the schema has features of it.
+        adaptive: what it knows of its own limits; None where it was not asked.
     """
 
     schema: FeatureSchema
@@ -89,10 +95,21 @@ class RankingModel:
     facts: dict[str, Any] = field(default_factory=dict)
     estimator: CostModel | None = None
     compiled: CompiledFacts | None = None
+    adaptive: Adaptive | None = None
 
     def __post_init__(self) -> None:
-        self._featurizer = Featurizer(self.schema, self.compiled)
+        self._complete = Featurizer(self.schema, self.compiled)
+        names = self._complete.names
+        looked_at = {
+            int(place)
+            for forest in self.forests.values()
+            for place in np.unique(forest.feature % forest.width)
+        }
+        # What no tree looks at is not worked out for a prediction.
+        needed = [names[place] for place in sorted(looked_at) if place < len(names)]
+        self._featurizer = Featurizer(self.schema, self.compiled, needed)
         self._spaces: tuple[list[str], dict[str, Block]] | None = None
+        self._walks: dict[tuple[str, ...], Walk] = {}
         if not (math.isfinite(self.level_mean) and math.isfinite(self.error_mean)):
             raise ArtifactError(
                 f"The model's level is {self.level_mean} and its error {self.error_mean}; both must be finite."
@@ -122,6 +139,7 @@ class RankingModel:
         data: Sequence[ProblemData],
         estimator: CostModel | None = None,
         compiled: CompiledFacts | None = None,
+        weights: np.ndarray | None = None,
     ) -> RankingModel:
         """Fit on measured problems of one operation.
 
@@ -129,6 +147,7 @@ class RankingModel:
             data: at least one problem with two candidates.
             estimator: hyperparameters and seed; the defaults where None. It is copied, not fitted itself.
             compiled: makes what the compiler made of the candidates a part of the features.
+            weights: [problems] what each problem counts, above 0; all alike where None.
 
         Raises:
             ModelError: nothing to fit on.
@@ -141,8 +160,29 @@ class RankingModel:
         X, y, groups = design(data, schema, compiled)
         from sklearn.base import clone
 
+        from kernelcast.costmodel.calibrate import assess
+        from kernelcast.costmodel.synthetic import synthetic_rows
+        from kernelcast.costmodel.uncertainty import regions
+
         # A copy: two models fitted with one estimator must not save each other's trees.
-        fitted = (CostModel() if estimator is None else clone(estimator)).fit(X, y, groups=groups)
+        problems = [item.problem for item in data]
+        copy = CostModel() if estimator is None else clone(estimator)
+        featurizer = Featurizer(schema, compiled)
+        more = synthetic_rows(data, featurizer, copy.random_state, weights) if copy.teachers else None
+        without = spared(featurizer.names, X)
+        X[:, without] = math.nan
+        if more is not None:
+            more[0][:, without] = math.nan
+        fitted = copy.fit(
+            X,
+            y,
+            groups=groups,
+            unlabelled=None if more is None else more[0],
+            unlabelled_groups=None if more is None else more[1],
+            estimate=estimate_place(featurizer.names, X),
+            sample_weight=None if weights is None else np.asarray(weights)[groups],
+            clusters=regions(problems)[groups],
+        )
         return cls(
             schema,
             fitted.forests_,
@@ -150,45 +190,95 @@ class RankingModel:
             fitted.error_mean_,
             estimator=fitted,
             compiled=compiled if schema.compile_facts else None,
+            adaptive=assess(problems, [item.table for item in data], y, groups, fitted.left_out_),
         )
 
     def features(self, problem: Problem, table: CandidateTable, device: Device) -> np.ndarray:
-        """What the trees see: float32 [candidates, features]."""
-        return self._featurizer(problem, table, device)
+        """What the trees were fitted on: float32 [candidates, features]."""
+        return self._complete(problem, table, device)
 
-    def predict(self, problem: Problem, table: CandidateTable, device: Device) -> Prediction:
+    def predict(
+        self, problem: Problem, table: CandidateTable, device: Device, *, uncertainty: bool = True
+    ) -> Prediction:
         """Predict every candidate of a table.
+
+        Args:
+            problem: what is computed.
+            table: the candidates.
+            device: where.
+            uncertainty: whether the error of a difference is wanted; without, it is NaN, and the prediction takes less time.
 
         Raises:
             ModelError: the problem is of another operation or lacks a fact that the features need.
         """
-        features = self._featurizer(problem, table, device)
+        features = self._featurizer.borrowed(problem, table, device)
         covered = self._featurizer.covers(table)
-        relative = relative_log(self.forests, features)
-        level = self.forests["level"].predict(features)
+        heads = self._walk(HEADS if uncertainty else HEADS[:-1]).predict(features)
+        relative, level = heads[:2]
         # The level is the mean over the candidates that the model knows and that may be chosen: others, of which a large
         # space has far more than any problem in fitting had, must not shift it.
-        known = covered if covered.any() else np.ones(len(table), dtype=bool)
-        if len(table):
-            known = known & (relative <= relative[known].min() + _NEAR)
-        shift = self.level_mean + float(np.mean((level - relative)[known])) if len(table) else 0.0
-        error = np.exp(self.error_mean + self.forests["error"].predict(features))
-        return Prediction(relative + shift, np.maximum(error, _LEAST_ERROR), covered)
+        every = covered.all() or not covered.any()
+        best = (relative if every else relative[covered]).min(initial=np.inf)
+        near = relative <= best + _NEAR
+        if not every:
+            near &= covered
+        shift = self.level_mean + (level - relative)[near].sum() / max(np.count_nonzero(near), 1)
+        if uncertainty:
+            error = np.maximum(np.exp(self.error_mean + heads[2]), _LEAST_ERROR)
+        else:
+            error = np.full(len(table), math.nan)
+        if self.adaptive is None:
+            return Prediction(relative + shift, error, covered)
+        reach, calibration = self.adaptive.reach, self.adaptive.calibration
+        return Prediction(relative + shift, error, covered, calibration, partial(reach.novelty, problem))
+
+    def explain(
+        self, problem: Problem, table: CandidateTable, device: Device, row: int
+    ) -> list[Contribution]:
+        """What of a candidate moves its place in the order, the largest part first.
+
+        The parts, the first of them what all candidates start from, sum to the predicted log latency up to a constant of
+        the problem; where those of two candidates differ is why one ranks before the other.
+
+        Raises:
+            ModelError: as :meth:`predict`, or the model's trees cannot explain themselves.
+            IndexError: there is no such row.
+        """
+        values = self._complete(problem, table, device)[row]
+        start, parts = self.forests["order"].contributions(values[None])
+        found = [
+            Contribution(name, unit, float(value), float(part))
+            for name, unit, value, part in zip(
+                self._featurizer.names, self._featurizer.units, values, parts[0], strict=True
+            )
+            if part
+        ]
+        found.sort(key=lambda each: -abs(each.contribution_log))
+        return [Contribution("", "", math.nan, start), *found]
+
+    def _walk(self, heads: tuple[str, ...]) -> Walk:
+        """The walk through some heads."""
+        found = self._walks.get(heads)
+        if found is None:
+            found = self._walks[heads] = Walk([self.forests[name] for name in heads])
+        return found
 
     def spaces(self) -> dict[str, Block]:
         """Variant -> the configs of its whole space that the model covers; nothing is known of the others.
 
-        The default is always there: it is measured whatever is known of it. Found once for each version of the catalogue: a space may have tens of thousands of configs, most of which were
-        never measured.
+        The default is always there: it is measured whatever is known of it. Found once for each version of the catalogue: a
+        space may have tens of thousands of configs, most of which were never measured.
         """
         known, default = variants(self.operation), operation(self.operation).default_variant
         if self._spaces is None or self._spaces[0] != list(known):
-            found = {}
+            found, seen = {}, {name for name, _ in self.schema.variants}
             for name, each in known.items():
+                if name not in seen and name != default:
+                    continue
                 block = space_of(each, "full")
                 block = block.take(self._featurizer.covers(CandidateTable([block])))
                 if block.length or name == default:
-                    found[name] = block if block.length else space_of(each, "full")
+                    found[name] = block.keep() if block.length else space_of(each, "full")
             self._spaces = list(known), found
         return self._spaces[1]
 
@@ -202,17 +292,20 @@ class RankingModel:
         if self.estimator is None:
             raise ModelError("A loaded model has no xgboost booster to save; copy its folder instead.")
         boosters = {name: bytes(self.estimator.boosters_[name].save_raw("json")) for name in HEADS}
-        manifest = {
+        more = {} if self.compiled is None else {COMPILED_FILE: self.compiled.to_json()}
+        write_artifact(folder, {**self._stated(), "facts": self.facts}, boosters, self.forests, more)
+
+    def _stated(self) -> dict[str, Any]:
+        """What the manifest says of the model itself."""
+        return {
             "operation": self.operation,
             "schema": self.schema.to_dict(),
             "schema_hash": self.schema.hash,
             "feature_names": self.feature_names,
             "level_mean": self.level_mean,
             "error_mean": self.error_mean,
-            "facts": self.facts,
+            **({} if self.adaptive is None else {"adaptive": self.adaptive.to_dict()}),
         }
-        more = {} if self.compiled is None else {COMPILED_FILE: self.compiled.to_json()}
-        write_artifact(folder, manifest, boosters, self.forests, more)
 
     @classmethod
     def load(cls, folder: Path) -> RankingModel:
@@ -237,6 +330,7 @@ class RankingModel:
                     if schema.compile_facts
                     else None
                 ),
+                adaptive=Adaptive.from_dict(manifest["adaptive"]) if "adaptive" in manifest else None,
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ArtifactError(
@@ -248,6 +342,13 @@ class RankingModel:
             raise ArtifactError(
                 f"{folder}: the model was fitted on other features than this kernelcast computes. Train it again."
             )
+        # Values of another type may have been read as the right ones: a number in a text, a text as a list of letters.
+        stated = model._stated()
+        written = {name: manifest.get(name) for name in stated}
+        if json.dumps(stated, sort_keys=True) != json.dumps(written, sort_keys=True) or not isinstance(
+            manifest["facts"], dict
+        ):
+            raise ArtifactError(f"{folder}: the manifest does not state the model as this kernelcast does.")
         return model
 
 
@@ -258,6 +359,7 @@ def schema_of(data: Sequence[ProblemData], *, compile_facts: bool = False) -> Fe
         [item.table for item in data],
         with_work=data[0].problem.operation in operation_names(),
         compile_facts=compile_facts,
+        with_device=len({item.device.fingerprint for item in data}) > 1,
     )
 
 

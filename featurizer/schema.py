@@ -70,6 +70,8 @@ class FeatureSchema:
         version: :data:`FEATURE_VERSION` when it was made.
         compile_facts: whether there are columns for what the compiler made of a candidate; they are NaN where that is not
             known. Such a schema says so in its JSON, and others do not mention it.
+        with_device: whether there are columns for the facts of the device: where the data are of several. Named in the JSON
+            only where it is so.
     """
 
     operation: str
@@ -82,6 +84,7 @@ class FeatureSchema:
     seen: tuple[tuple[str, tuple[int, ...]], ...] = ()
     version: int = FEATURE_VERSION
     compile_facts: bool = False
+    with_device: bool = False
 
     @classmethod
     def infer(
@@ -91,6 +94,7 @@ class FeatureSchema:
         *,
         with_work: bool,
         compile_facts: bool = False,
+        with_device: bool = False,
     ) -> FeatureSchema:
         """The schema of everything that occurs in some problems and their candidates.
 
@@ -131,6 +135,7 @@ class FeatureSchema:
             ),
             # Occupancy needs the warps that a variant of the catalogue states.
             compile_facts=compile_facts and with_work,
+            with_device=with_device,
         )
 
     @cached_property
@@ -152,6 +157,7 @@ class FeatureSchema:
             "version": self.version,
             # Named only where it is so: the hash of a schema without it is what it was before there was such a thing.
             **({"compile_facts": True} if self.compile_facts else {}),
+            **({"with_device": True} if self.with_device else {}),
         }
 
     @classmethod
@@ -168,7 +174,7 @@ class FeatureSchema:
                     f"The model's features have version {version}; this kernelcast computes version "
                     f"{FEATURE_VERSION}. Train the model again."
                 )
-            return cls(
+            schema = cls(
                 operation=str(data["operation"]),
                 dims=tuple(map(str, data["dims"])),
                 dtypes=tuple(map(str, data["dtypes"])),
@@ -181,8 +187,13 @@ class FeatureSchema:
                 seen=tuple((str(name), tuple(map(int, values))) for name, values in data["seen"]),
                 version=version,
                 compile_facts=bool(data.get("compile_facts", False)),
+                with_device=bool(data.get("with_device", False)),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            # A value of another type may be read as the right one: 0 as no, a text of one letter as a list.
+            if json.dumps(schema.to_dict(), sort_keys=True) != json.dumps(dict(data), sort_keys=True):
+                raise ValueError("it is not written as a schema is")
+            return schema
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
             raise ArtifactError(f"Not a feature schema ({type(error).__name__}: {error}).") from error
 
 

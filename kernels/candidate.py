@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +21,11 @@ _INT64 = range(-(2**63), 2**63)
 
 #: The config parameters of many candidates of one variant: name -> array of one length.
 Columns = Mapping[str, np.ndarray]
+
+#: Answers that kept columns remember at a time, their bytes together, and those of the largest.
+_MOST_REMEMBERED = 64
+_MOST_BYTES = 2**23
+_LARGEST_BYTES = 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,9 +148,94 @@ class Block:
 
     def take(self, rows: np.ndarray) -> Block:
         """The given rows (integer indices or a bool mask), in that order."""
-        columns = {name: column[rows] for name, column in self.columns.items()}
-        length = int(np.count_nonzero(rows)) if rows.dtype == bool else len(rows)
-        return Block(self.variant, columns, length)
+        at = np.flatnonzero(rows) if rows.dtype == bool else rows
+        if isinstance(self.columns, KeptColumns):
+            return _unchecked(self.variant, self.columns.take(at), len(at))
+        return _unchecked(self.variant, {name: column[at] for name, column in self.columns.items()}, len(at))
+
+    def keep(self) -> Block:
+        """The same candidates, to be asked about again and again: see :func:`remembered`. No column can be written to."""
+        for column in self.columns.values():
+            column.setflags(write=False)
+        return _unchecked(self.variant, KeptColumns(self.columns), self.length)
+
+
+def _unchecked(variant: str, columns: dict[str, np.ndarray], length: int) -> Block:
+    """A block of columns that come from a block, so that there is nothing to check again."""
+    block = object.__new__(Block)
+    object.__setattr__(block, "variant", variant)
+    object.__setattr__(block, "columns", columns)
+    object.__setattr__(block, "length", length)
+    return block
+
+
+class KeptColumns(dict[str, np.ndarray]):
+    """Columns that outlive a problem, or some rows of them; :func:`remembered` keeps answers with them.
+
+    Attributes:
+        memo: the answers, by key, or None of one that is too large to keep; of columns that are some rows of others, those
+            of the others.
+        memo_bytes: of the answers, if these are whole.
+        whole: the columns that these are rows of; None where they are whole.
+        rows: which rows of them.
+    """
+
+    __slots__ = ("memo", "memo_bytes", "rows", "whole")
+
+    def __init__(
+        self, columns: Columns, whole: KeptColumns | None = None, rows: np.ndarray | None = None
+    ) -> None:
+        super().__init__(columns)
+        self.whole = whole
+        self.rows = rows
+        self.memo: dict[Hashable, np.ndarray | None] = {} if whole is None else whole.memo
+        self.memo_bytes = 0
+
+    def take(self, rows: np.ndarray) -> KeptColumns:
+        """The given rows (integer indices)."""
+        whole, at = self, rows
+        if self.whole is not None and self.rows is not None:
+            whole, at = self.whole, self.rows.take(rows)
+        return KeptColumns({name: column.take(at) for name, column in whole.items()}, whole, at)
+
+    def remember(self, key: Hashable, answer: np.ndarray) -> None:
+        """Keep an answer with whole columns; all others are forgotten where there would be too many."""
+        kept = answer if answer.nbytes <= _LARGEST_BYTES else None
+        size = 0 if kept is None else kept.nbytes
+        if len(self.memo) >= _MOST_REMEMBERED or self.memo_bytes + size > _MOST_BYTES:
+            self.memo.clear()
+            self.memo_bytes = 0
+        self.memo[key] = kept
+        self.memo_bytes += size
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Answers are for this process: a copy elsewhere starts without them.
+        return dict, (dict(self),)
+
+
+def remembered(columns: Columns, key: Hashable, compute: Callable[[Columns], np.ndarray]) -> np.ndarray:
+    """``compute(columns)``, from memory where the columns are kept (:meth:`Block.keep`) or some rows of such.
+
+    Args:
+        columns: of the candidates.
+        key: names everything but the columns that ``compute`` looks at.
+        compute: columns -> array [..., rows] whose values each depend on their own row alone. It is called with all rows
+            of kept columns, so that its answer serves every choice of rows.
+
+    Returns:
+        The answer for these columns; not to be written to.
+    """
+    if not isinstance(columns, KeptColumns):
+        return compute(columns)
+    answer = columns.memo.get(key)
+    if answer is None:
+        if key in columns.memo:
+            return compute(columns)
+        whole = columns if columns.whole is None else columns.whole
+        answer = np.asarray(compute(whole))
+        answer.setflags(write=False)
+        whole.remember(key, answer)
+    return answer if columns.rows is None else answer.take(columns.rows, axis=-1)
 
 
 class CandidateTable(Sequence[Candidate]):
@@ -151,7 +243,7 @@ class CandidateTable(Sequence[Candidate]):
 
     def __init__(self, blocks: Iterable[Block]) -> None:
         self.blocks: tuple[Block, ...] = tuple(block for block in blocks if block.length)
-        self._ends = np.cumsum([block.length for block in self.blocks]) if self.blocks else np.zeros(0, int)
+        self._ends = list(itertools.accumulate(block.length for block in self.blocks))
 
     @classmethod
     def of(cls, candidates: Iterable[Candidate]) -> CandidateTable:
@@ -182,7 +274,7 @@ class CandidateTable(Sequence[Candidate]):
         return cls(blocks)
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -191,8 +283,8 @@ class CandidateTable(Sequence[Candidate]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of a table of {len(self)} candidates")
         row = index % len(self)
-        which = int(np.searchsorted(self._ends, row, side="right"))
-        return self.blocks[which].at(row - (int(self._ends[which - 1]) if which else 0))
+        which = bisect_right(self._ends, row)
+        return self.blocks[which].at(row - (self._ends[which - 1] if which else 0))
 
     def __iter__(self) -> Iterator[Candidate]:
         for block in self.blocks:

@@ -18,16 +18,24 @@ import importlib.util
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from kernelcast.errors import InvalidRecordError
-from kernelcast.kernels.candidate import Block, Candidate, Columns, ConfigValue, column_of
+from kernelcast.kernels.candidate import (
+    Block,
+    Candidate,
+    Columns,
+    ConfigValue,
+    KeptColumns,
+    column_of,
+    remembered,
+)
 from kernelcast.kernels.device import Device
 from kernelcast.kernels.problem import Problem, ProblemSchema
 from kernelcast.kernels.rule import Refusal, Rule
@@ -154,6 +162,23 @@ class Operation(ABC):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _SortedRules:
+    """A variant's rules by what they look at, each kind in the order of the rules.
+
+    Attributes:
+        alone: the problem and the device alone.
+        of_class: the config and a class of problems.
+        others: the config and the problem.
+        classes: what gives the classes of those in ``of_class``, each once.
+    """
+
+    alone: tuple[Rule, ...]
+    of_class: tuple[Rule, ...]
+    others: tuple[Rule, ...]
+    classes: tuple[Callable[[Problem, Device], Hashable], ...]
+
+
 class Variant(ABC):
     """One way to realise an operation.
 
@@ -202,16 +227,52 @@ class Variant(ABC):
 
     def serves(self, problem: Problem, device: Device) -> bool:
         """Whether every rule of the problem and the device alone is met; if not, no config of the space is legal."""
-        return all(rule.met(problem, {}, device, 1)[0] for rule in self.rules if rule.of_problem)
+        return all(rule.check(problem, {}, device) for rule in self._sorted_rules.alone)
 
     def legal(self, problem: Problem, device: Device, block: Block) -> np.ndarray:
         """A bool array over the block's rows: True where every rule is met."""
+        if not self.serves(problem, device):
+            return np.zeros(block.length, dtype=bool)
+        return self.legal_rows(problem, device, block)
+
+    def legal_rows(self, problem: Problem, device: Device, block: Block) -> np.ndarray:
+        """:meth:`legal` for a problem and a device that the variant :meth:`serves`."""
+        rules = self._sorted_rules
         met = np.ones(block.length, dtype=bool)
-        for rule in self.rules:
-            if not met.any():
+        some, others = bool(block.length), rules.others
+        if not block.columns or not isinstance(block.columns, KeptColumns):
+            others = (*others, *rules.of_class)
+        elif rules.of_class:
+            classes = tuple([class_of(problem, device) for class_of in rules.classes])
+
+            def all_met(columns: Columns) -> np.ndarray:
+                length = len(next(iter(columns.values())))
+                return np.logical_and.reduce(
+                    [rule.met(problem, columns, device, length) for rule in rules.of_class]
+                )
+
+            met = remembered(block.columns, (self, classes), all_met)
+            some = bool(met.any())
+        for rule in others:
+            # Some rules may ask what others have refused: a step of a sum that has none.
+            if not some:
                 break
-            met &= rule.met(problem, block.columns, device, block.length)
+            answer = rule.check(problem, block.columns, device)
+            if answer is not True:
+                met = met & np.asarray(answer, dtype=bool)
+                some = bool(met.any())
         return met
+
+    @cached_property
+    def _sorted_rules(self) -> _SortedRules:
+        alone = tuple(rule for rule in self.rules if rule.of_problem)
+        of_class = tuple(rule for rule in self.rules if not rule.of_problem and rule.class_of is not None)
+        return _SortedRules(
+            alone,
+            of_class,
+            tuple(rule for rule in self.rules if rule not in (*alone, *of_class)),
+            tuple(dict.fromkeys(rule.class_of for rule in of_class if rule.class_of is not None)),
+        )
 
     def refusals(self, problem: Problem, device: Device, block: Block) -> list[Refusal]:
         """The first broken rule of each row that is not legal."""

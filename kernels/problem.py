@@ -33,6 +33,8 @@ MAX_THREADS = 65536
 #: Keywords of :meth:`ProblemSchema.problem` that no dimension or option can be called.
 _TAKEN = ("dtype", "allow_tf32", "threads")
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 OptionValue = str | int | bool
 
 
@@ -128,6 +130,11 @@ class Problem:
     def __getitem__(self, name: str) -> Any:
         return self.facts[name]
 
+    @cached_property
+    def derived(self) -> dict[Any, Any]:
+        """What others have worked out from the problem's facts, by name and what else it took: kept so that it is done once."""
+        return {}
+
     @property
     def shape(self) -> tuple[tuple[str, int], ...]:
         """The dimensions alone. Problems of one shape stay together when data are split."""
@@ -141,7 +148,7 @@ class Problem:
     @cached_property
     def key(self) -> str:
         """A canonical text that holds every fact; two problems are equal exactly if their keys are."""
-        return json.dumps(self.to_dict(), separators=(",", ":"))
+        return _encode(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """The problem as plain JSON values; :meth:`from_dict` is its inverse."""

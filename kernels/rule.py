@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,8 @@ class Rule:
         explain: (problem, columns of one row, device) -> what was seen against what is allowed.
         of_problem: whether it looks at the problem and the device alone. Such a rule is asked before a space is listed,
             with no columns.
+        class_of: (problem, device) -> everything of the two that ``check`` looks at. Many problems share a class, and the
+            answers for a listed space are remembered by class. None: asked for every problem.
     """
 
     name: str
@@ -33,10 +35,12 @@ class Rule:
     check: Check
     explain: Explain | None = None
     of_problem: bool = False
+    class_of: Callable[[Problem, Device], Hashable] | None = None
 
     def met(self, problem: Problem, columns: Columns, device: Device, length: int) -> np.ndarray:
         """Whether each of ``length`` rows meets the rule."""
-        return np.broadcast_to(np.asarray(self.check(problem, columns, device), dtype=bool), (length,))
+        answer = np.asarray(self.check(problem, columns, device), dtype=bool)
+        return answer if answer.shape == (length,) else np.broadcast_to(answer, (length,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,21 +7,30 @@ sm80, sm90, sm100, sm120, gfx942 and gfx950 (``tests/kernels/test_compile.py`` h
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from kernelcast.kernels.candidate import Columns
+from kernelcast.kernels.candidate import Columns, remembered
 from kernelcast.kernels.device import Device
-from kernelcast.kernels.problem import DTYPE_BYTES, Problem
+from kernelcast.kernels.problem import Problem
 from kernelcast.kernels.rule import Rule
+from kernelcast.kernels.triton_operands import (
+    BYTES_OF_ONE_COPY,
+    LARGEST_BLOCK,
+    compute_capability,
+    device_class,
+    largest_useful_block,
+    matmul_class,
+    operands,
+)
+from kernelcast.kernels.triton_operands import (
+    MIN_TILE as MIN_TILE,
+)
 from kernelcast.kernels.triton_scratch import OutputTile, scratch_bytes, tensor_memory_scratch_bytes
 
-#: Sides of the smallest tile that a tensor core multiplies.
-MIN_TILE = 16
 #: Threads of a block, on every GPU that Triton compiles for.
 MAX_BLOCK_THREADS = 1024
 #: Accumulators of one thread: 256 spill on every architecture that was compiled for, 128 need not.
@@ -31,80 +40,10 @@ MAX_ACCUMULATORS = 128
 MAX_REGISTERS = 320
 #: What 32-bit integers count. The side of the largest tile is kept free below it, as masked lanes count too.
 MAX_INT32 = 2**31 - 1
-LARGEST_BLOCK = 256
 #: Shared memory of gfx950's padded tiles over that of the tiles alone.
 GFX950_PADDING = 1.04
 #: float32 output tiles of up to so many bytes are rearranged at once.
 OUTPUT_BYTES_AT_ONCE = 32768
-#: The fewest bytes that one asynchronous copy moves.
-BYTES_OF_ONE_COPY = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """One matrix of a product, as a kernel sees it.
-
-    Attributes:
-        name: ``"a"`` or ``"b"``.
-        rows: logical rows.
-        columns: logical columns.
-        transposed: whether it is stored column-major.
-        leading: elements between stored rows.
-        element_bytes: bytes of one element.
-    """
-
-    name: str
-    rows: int
-    columns: int
-    transposed: bool
-    leading: int
-    element_bytes: int
-
-    @property
-    def strides(self) -> tuple[int, int]:
-        """Elements between rows and between columns."""
-        return (1, self.leading) if self.transposed else (self.leading, 1)
-
-    @property
-    def elements(self) -> int:
-        """Elements from the first to the last, with the sides of the largest block added."""
-        stored_rows = self.columns if self.transposed else self.rows
-        return (stored_rows + LARGEST_BLOCK) * self.leading
-
-    @property
-    def vectorised(self) -> bool:
-        """Whether the compiler may copy several elements at once, which asynchronous copies need.
-
-        An asynchronous copy moves at least 4 bytes. Narrower elements are grouped only where Triton knows addresses
-        and bounds to be multiples of 16, which it learns from the sizes that the launch passes.
-        """
-        adjacent = self.rows if self.transposed else self.columns
-        return self.element_bytes >= BYTES_OF_ONE_COPY or (self.leading % 16 == 0 and adjacent % 16 == 0)
-
-
-def operands(problem: Problem) -> tuple[Operand, Operand]:
-    """A [m, k] and B [k, n] of a problem with the options ``layout``, ``lda`` and ``ldb`` (absent: row-major, dense).
-
-    B has the dtype that the option ``weight_dtype`` names (absent: the problem's).
-    """
-    facts = problem.facts
-    weight_bytes = DTYPE_BYTES[str(facts.get("weight_dtype", problem.dtype))]
-    layout = str(facts.get("layout", "nn"))
-    found = []
-    for name, rows, columns, letter, element_bytes in (
-        ("a", problem["m"], problem["k"], layout[0], problem.element_bytes),
-        ("b", problem["k"], problem["n"], layout[1], weight_bytes),
-    ):
-        transposed = letter == "t"
-        leading = max(int(facts.get(f"ld{name}", 0)), rows if transposed else columns, 1)
-        found.append(Operand(name, rows, columns, transposed, leading, element_bytes))
-    return found[0], found[1]
-
-
-def compute_capability(architecture: str) -> int:
-    """80 of ``"sm80"``, 90 of ``"sm90a"``, 0 of anything that is not NVIDIA's."""
-    match = re.match(r"sm_?(\d+)", architecture)
-    return int(match[1]) if match else 0
 
 
 def input_precision(problem: Problem, architecture: str) -> str:
@@ -158,10 +97,14 @@ def matmul_shared_bytes(
 
     The output has the problem's dtype, unless ``output_bytes`` names the bytes of its elements.
     """
-    return np.maximum(
-        operand_shared_bytes(problem, columns, device),
-        output_shared_bytes(problem, columns, device, output_bytes=output_bytes),
-    )
+
+    def larger(columns: Columns) -> np.ndarray:
+        return np.maximum(
+            operand_shared_bytes(problem, columns, device),
+            output_shared_bytes(problem, columns, device, output_bytes=output_bytes),
+        )
+
+    return remembered(columns, ("shared bytes", output_bytes, matmul_class(problem, device)), larger)
 
 
 def operand_shared_bytes(problem: Problem, columns: Columns, device: Device) -> np.ndarray:
@@ -222,7 +165,12 @@ def output_shared_bytes(
 
 def accumulators_per_thread(columns: Columns, device: Device) -> np.ndarray:
     """float32 accumulators that one thread holds."""
-    return columns["block_m"] * columns["block_n"] / (max(device.warp_size, 1) * columns["num_warps"])
+    lanes = max(device.warp_size, 1)
+    return remembered(
+        columns,
+        ("accumulators", lanes),
+        lambda columns: columns["block_m"] * columns["block_n"] / (lanes * columns["num_warps"]),
+    )
 
 
 def registers_per_thread(problem: Problem, columns: Columns, device: Device) -> np.ndarray:
@@ -248,8 +196,69 @@ def registers_per_thread(problem: Problem, columns: Columns, device: Device) -> 
 
 def tiles(problem: Problem, columns: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tiles along m, n and k, the ragged last ones included."""
-    along_m, along_n, along_k = (-(-problem[name] // columns[f"block_{name}"]) for name in ("m", "n", "k"))
-    return along_m, along_n, along_k
+    global _last_tiles
+    # Rules and the work of one problem ask for the same tiles, one after the other.
+    last = _last_tiles
+    if last is not None and last[0] is problem and last[1] is columns:
+        return last[2]
+    sides = remembered(columns, "tile sides", _tile_sides)
+    sizes = np.array([[-problem["m"]], [-problem["n"]], [-problem["k"]]])
+    along_m, along_n, along_k = -(sizes // sides)
+    found = along_m, along_n, along_k
+    _last_tiles = problem, columns, found
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TileFacts:
+    """What of many tiles no problem's size decides, float64 [rows] each.
+
+    Attributes:
+        sides: of the block: along m, along n, along k: [3, rows].
+        volume: multiply-adds of one step.
+        warps: of one program.
+        shared_bytes: :func:`matmul_shared_bytes`.
+        accumulators: :func:`accumulators_per_thread`.
+    """
+
+    sides: np.ndarray
+    volume: np.ndarray
+    warps: np.ndarray
+    shared_bytes: np.ndarray
+    accumulators: np.ndarray
+
+    def counts(self, problem: Problem) -> np.ndarray:
+        """:func:`tiles` as float64 [3, rows]. Exact: a size has 40 bits at most, and sides are small."""
+        counts = np.array([[problem["m"]], [problem["n"]], [problem["k"]]]) / self.sides
+        return np.ceil(counts, out=counts)
+
+
+def tile_facts(
+    problem: Problem, columns: Columns, device: Device, *, output_bytes: int | None = None
+) -> TileFacts:
+    """The facts of tiles whose output elements take so many bytes (``None``: the problem's)."""
+
+    def stacked(columns: Columns) -> np.ndarray:
+        sides = _tile_sides(columns)
+        return np.vstack(
+            [
+                sides.astype(np.float64),
+                np.prod(sides, axis=0, dtype=np.float64),
+                columns["num_warps"],
+                matmul_shared_bytes(problem, columns, device, output_bytes=output_bytes),
+                accumulators_per_thread(columns, device),
+            ]
+        )
+
+    found = remembered(columns, ("tile facts", output_bytes, matmul_class(problem, device)), stacked)
+    return TileFacts(found[:3], found[3], found[4], found[5], found[6])
+
+
+def _tile_sides(columns: Columns) -> np.ndarray:
+    return np.stack([columns["block_m"], columns["block_n"], columns["block_k"]])
+
+
+_last_tiles: tuple[Problem, Columns, tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None
 
 
 def needs_wide_offsets(problem: Problem) -> bool:
@@ -271,14 +280,10 @@ def _is_blackwell(device: Device) -> bool:
     return 100 <= compute_capability(device.architecture) < 120
 
 
-def _largest_useful_block(size: int) -> int:
-    return 2 * max(MIN_TILE, 1 << max(size - 1, 0).bit_length())
-
-
 def _blocks_fit(problem: Problem, columns: Columns, device: Device) -> np.ndarray:
     met = np.ones(len(columns["block_m"]), dtype=bool)
     for name in ("m", "n", "k"):
-        met &= columns[f"block_{name}"] <= _largest_useful_block(problem[name])
+        met &= columns[f"block_{name}"] <= largest_useful_block(problem[name])
     return met
 
 
@@ -340,6 +345,7 @@ BLOCK_THREADS = Rule(
         columns["num_warps"] * max(device.warp_size, 1) <= MAX_BLOCK_THREADS
     ),
     explain=lambda problem, columns, device: f"{columns['num_warps'][0] * max(device.warp_size, 1)} threads",
+    class_of=device_class,
 )
 
 
@@ -347,12 +353,15 @@ def shared_memory_rule(
     output_bytes: int | None = None,
     *,
     estimate: Callable[[Problem, Columns, Device], np.ndarray] | None = None,
+    class_of: Callable[[Problem, Device], Hashable] | None = None,
 ) -> Rule:
     """The rule on shared memory, for kernels whose output elements take so many bytes (``None``: the problem's).
 
-    Kernels that hold more than :func:`matmul_shared_bytes` at once bring their own ``estimate``.
+    Kernels that hold more than :func:`matmul_shared_bytes` at once bring their own ``estimate``, and say by ``class_of``
+    what it looks at.
     """
     bytes_of = estimate or partial(matmul_shared_bytes, output_bytes=output_bytes)
+    class_of = class_of if estimate else matmul_class
     return Rule(
         "shared-memory",
         "the buffered tiles must fit the shared memory of one block; beyond it the compiled kernel does not load",
@@ -363,6 +372,7 @@ def shared_memory_rule(
         explain=lambda problem, columns, device: (
             f"{bytes_of(problem, columns, device)[0]:.0f} > {device.shared_bytes_per_block} bytes"
         ),
+        class_of=class_of,
     )
 
 
@@ -373,6 +383,7 @@ ACCUMULATORS = Rule(
     explain=lambda problem, columns, device: (
         f"{accumulators_per_thread(columns, device)[0]:g} > {MAX_ACCUMULATORS} accumulators a thread"
     ),
+    class_of=device_class,
 )
 REGISTERS = Rule(
     "registers",
@@ -382,6 +393,7 @@ REGISTERS = Rule(
     explain=lambda problem, columns, device: (
         f"about {registers_per_thread(problem, columns, device)[0]:.0f} > {MAX_REGISTERS} registers a thread"
     ),
+    class_of=matmul_class,
 )
 THREADS_BUSY = Rule(
     "threads-busy",
@@ -391,6 +403,7 @@ THREADS_BUSY = Rule(
         f"{_fewest_tile_bytes(problem, columns)[0]} bytes "
         f"for {max(device.warp_size, 1) * columns['num_warps'][0]} threads"
     ),
+    class_of=matmul_class,
 )
 BLOCKS_FIT = Rule(
     "blocks-fit",
@@ -399,8 +412,9 @@ BLOCKS_FIT = Rule(
     explain=lambda problem, columns, device: ", ".join(
         f"block_{name}={columns[f'block_{name}'][0]} for {name}={problem[name]}"
         for name in ("m", "n", "k")
-        if columns[f"block_{name}"][0] > _largest_useful_block(problem[name])
+        if columns[f"block_{name}"][0] > largest_useful_block(problem[name])
     ),
+    class_of=matmul_class,
 )
 STAGES_FILLED = Rule(
     "stages-filled",
@@ -423,7 +437,8 @@ GRID = Rule(
     "grid",
     "the first dimension of a grid holds at most 2**31 - 1 blocks",
     check=lambda problem, columns, device: (
-        tiles(problem, columns)[0] * tiles(problem, columns)[1] <= MAX_INT32
+        problem["m"] * problem["n"] <= MAX_INT32
+        or tiles(problem, columns)[0] * tiles(problem, columns)[1] <= MAX_INT32
     ),
     explain=lambda problem, columns, device: (
         f"{tiles(problem, columns)[0][0] * tiles(problem, columns)[1][0]} blocks"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
 import numpy as np
 
 Amount = np.ndarray | float
+
+_UNKNOWN = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +32,25 @@ class Work:
     traffic_bytes: Amount
     scratch_bytes: Amount = 0.0
     calls: Amount = 1.0
-    programs: Amount = float("nan")
-    warps: Amount = float("nan")
-    shared_bytes: Amount = float("nan")
-    accumulators: Amount = float("nan")
-    inner_steps: Amount = float("nan")
+    programs: Amount = _UNKNOWN
+    warps: Amount = _UNKNOWN
+    shared_bytes: Amount = _UNKNOWN
+    accumulators: Amount = _UNKNOWN
+    inner_steps: Amount = _UNKNOWN
+
+    def fill(self, out: np.ndarray) -> None:
+        """Write the amounts into float64 [:data:`WORK_NAMES`, rows], which holds NaN."""
+        for place, amount in enumerate(_amounts(self)):
+            if amount is not _UNKNOWN:
+                out[place] = amount
 
     def columns(self, length: int) -> dict[str, np.ndarray]:
         """Every amount as a float64 array of ``length`` rows."""
-        return {
-            field.name: np.broadcast_to(np.asarray(getattr(self, field.name), dtype=np.float64), (length,))
-            for field in fields(self)
-        }
+        out = np.full((len(WORK_NAMES), length), np.nan)
+        self.fill(out)
+        return dict(zip(WORK_NAMES, out, strict=True))
+
+
+#: The amounts, in order.
+WORK_NAMES = tuple(field.name for field in fields(Work))
+_amounts = attrgetter(*WORK_NAMES)

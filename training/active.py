@@ -312,9 +312,10 @@ class _Learner:
         if np.count_nonzero(compared) < _LEAST_PROBLEMS:
             return None
         model = CostModel(
-            n_estimators=self._plan.trees,
-            max_depth=self._plan.depth,
-            learning_rate=0.15,
+            teachers=1,
+            teacher_trees=self._plan.trees,
+            teacher_depth=self._plan.depth,
+            teacher_rate=0.15,
             error_folds=2,
             random_state=self._seed,
         ).fit(pool.features[rows], pool.latency_log[rows], groups=pool.owner[rows])

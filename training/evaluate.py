@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kernelcast.costmodel import ProblemData, Ranker, RankingModel
 from kernelcast.errors import ModelError
+from kernelcast.kernels import CandidateTable, operation_names, variants
+from kernelcast.training import adaptive
 from kernelcast.training.baselines import BASELINES, baseline_curves
 from kernelcast.training.data import FullTable, MeasuredProblem, folds_by_shape, full_table
 from kernelcast.training.metrics import as_json, efficiency_curve, geometric_mean, statistics
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Each holds its own copy of the features.
 _MOST_FITS_AT_A_TIME = 8
+#: The rule whose breach no compiler refuses: the kernel is built and cannot be loaded.
+_LOADING_RULE = "shared-memory"
 
 #: Called after each fit with the number of fits done and in all.
 OnProgress = Callable[[int, int], None]
@@ -38,11 +42,19 @@ class RankerScores:
         curves_with_default: the same with the default among the k.
         standardised: for every working, covered candidate but the problem's best: the error of its predicted
             difference to the best in log latency, absolute, over the predicted ``error_log``. One array, all problems.
+        fixed: efficiency with the default among the k, for each of :data:`kernelcast.training.adaptive.FIXED_KS`,
+            [problems, ks].
+        measured: candidates that :func:`kernelcast.costmodel.adaptive.choose` measures, for each of
+            :data:`kernelcast.training.adaptive.CHOICES`, [problems, choices].
+        adaptive: efficiency of the best of those, [problems, choices].
     """
 
     curves: np.ndarray
     curves_with_default: np.ndarray
     standardised: np.ndarray
+    fixed: np.ndarray
+    measured: np.ndarray
+    adaptive: np.ndarray
 
     @property
     def efficiency(self) -> Figures:
@@ -64,12 +76,18 @@ class RankerScores:
             return {"within_1": None, "within_2": None}
         return {f"within_{n}": float(np.mean(self.standardised <= n)) for n in (1, 2)}
 
+    @property
+    def regret_over_measured(self) -> dict[str, Any]:
+        """Regret and mean number of measurements, with k chosen for each problem and with one k for all."""
+        return adaptive.summary(self.fixed, self.measured, self.adaptive)
+
     def to_json(self) -> dict[str, Any]:
         """Every figure as plain JSON values."""
         return {
             "efficiency": self.efficiency,
             "efficiency_with_default": self.efficiency_with_default,
             "calibration": self.calibration,
+            "regret_over_measured": self.regret_over_measured,
         }
 
 
@@ -97,6 +115,7 @@ class Evaluation:
             judge, over the test problems whose every working candidate has two samples; None where there is none.
         noise_floor_problems: how many such problems there are.
         calibration: mean over the seeds of :attr:`RankerScores.calibration`.
+        regret_over_measured: the same of :attr:`RankerScores.regret_over_measured`.
     """
 
     operation: str
@@ -117,6 +136,7 @@ class Evaluation:
     noise_floor: float | None
     noise_floor_problems: int
     calibration: Mapping[str, float | None]
+    regret_over_measured: Mapping[str, Mapping[str, Any]]
 
     def to_json(self) -> dict[str, Any]:
         """Every field as plain JSON values, by its name."""
@@ -253,6 +273,7 @@ def _evaluate(
         noise_floor=floor,
         noise_floor_problems=floor_problems,
         calibration=_mean_calibration(joined),
+        regret_over_measured=adaptive.mean_over_seeds([one.regret_over_measured for one in joined]),
     )
 
 
@@ -275,30 +296,70 @@ def _share_cores(fits: int) -> tuple[int, int]:
 
 def _score(model: Ranker, cases: Sequence[FullTable]) -> RankerScores:
     curves, with_default, standardised = [], [], []
+    fixed, measured, chosen = [], [], []
     for case in cases:
         prediction = model.predict(case.problem, case.table, case.device)
         order = prediction.order()
         curves.append(efficiency_curve(case.latency_us, order, default=case.default))
         with_default.append(efficiency_curve(case.latency_us, order, default=case.default, with_default=True))
+        fixed.append(adaptive.fixed_curve(prediction, case))
+        count, efficiency = adaptive.adaptive_choice(prediction, case)
+        measured.append(count)
+        chosen.append(efficiency)
 
         best = int(np.argmin(case.latency_us))
         judged = np.isfinite(case.latency_us) & prediction.covered
         if judged[best]:
             judged[best] = False
-            measured = np.log(case.latency_us[judged] / case.latency_us[best])
+            true = np.log(case.latency_us[judged] / case.latency_us[best])
             predicted = prediction.log_latency[judged] - prediction.log_latency[best]
-            standardised.append(np.abs(measured - predicted) / prediction.error_log[judged])
+            standardised.append(np.abs(true - predicted) / prediction.error_log[judged])
     return RankerScores(
         np.array(curves),
         np.array(with_default),
         np.concatenate(standardised) if standardised else np.zeros(0),
+        np.array(fixed),
+        np.array(measured),
+        np.array(chosen),
+    )
+
+
+def _loads(case: FullTable) -> np.ndarray:
+    """Which candidates the device can load, by the catalogue's rules: bool [rows]."""
+    known = variants(case.problem.operation) if case.problem.operation in operation_names() else {}
+    fits = []
+    for block in case.table.blocks:
+        rules = known[block.variant].rules if block.variant in known else ()
+        met = [
+            rule.met(case.problem, block.columns, case.device, block.length)
+            for rule in rules
+            if rule.name == _LOADING_RULE
+        ]
+        fits.append(np.logical_and.reduce([np.ones(block.length, dtype=bool), *met]))
+    return np.concatenate(fits)
+
+
+def _rankable(case: FullTable) -> FullTable:
+    """A problem without the candidates that failed and that the rules refuse beforehand: no ranker here ever sees them."""
+    kept = _loads(case) | np.isfinite(case.latency_us)
+    if kept.all():
+        return case
+    blocks, start = [], 0
+    for block in case.table.blocks:
+        blocks.append(block.take(np.flatnonzero(kept[start : start + block.length])))
+        start += block.length
+    return replace(
+        case,
+        table=CandidateTable(blocks),
+        latency_us=case.latency_us[kept],
+        default=None if case.default is None else int(kept[: case.default].sum()),
     )
 
 
 def _full_tables(test: Sequence[ProblemData]) -> list[FullTable]:
     if not test:
         raise ModelError("There is no test problem to judge a model by.")
-    return [full_table(item) for item in test]
+    return [_rankable(full_table(item)) for item in test]
 
 
 def _refuse_leaks(train: Sequence[ProblemData], test: Sequence[ProblemData]) -> None:

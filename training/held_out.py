@@ -319,6 +319,7 @@ def _problem_record(held_out: HeldOut, index: int) -> dict[str, Any]:
     return {
         "evidence": held_out.evidence[index],
         "problem": str(case.problem),
+        "sizes": dict(case.problem.dims),
         "workload": held_out.workloads[index],
         "candidates": len(case.table),
         "flops": _short(flops),

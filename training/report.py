@@ -29,6 +29,8 @@ _CAPTIONS = {
     "on the dashed line they are equal.",
     "efficiency_over_k": "Efficiency over the number of candidates measured, geometric mean over held-out problems.",
     "regret_by_size": "Regret of each held-out problem by its size: the share of time that the best candidate would save.",
+    "winner_map": "Which candidate wins where: every held-out problem at two of its sizes. Above the candidate that was "
+    "fastest, below the one that the model ranks first.",
     "feature_importance": "The features that the ranking rests on, by their share of the gain.",
 }
 

@@ -27,6 +27,8 @@ from typing import Any
 from kernelcast import settings
 from kernelcast.datasets.journal import write_durably
 from kernelcast.errors import MissingExtraError, StoreError
+from kernelcast.training import mlflow_registry
+from kernelcast.training.mlflow_registry import Registration
 
 _log = logging.getLogger("kernelcast.tracking")
 
@@ -62,6 +64,7 @@ class Run:
         files: the artifact's folder, plots.
         start_s: seconds since the epoch.
         end_s: seconds since the epoch.
+        registration: under which name to register the model, whose folder is the first of the files; None does not.
         id: 32 hexadecimal digits.
     """
 
@@ -73,6 +76,7 @@ class Run:
     files: tuple[TrackedFile, ...] = ()
     start_s: float = field(default_factory=time.time)
     end_s: float = field(default_factory=time.time)
+    registration: Registration | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -157,8 +161,27 @@ def upload(run: Run) -> str:
         for file in run.files:
             send = client.log_artifacts if Path(file.path).is_dir() else client.log_artifact
             send(run_id, file.path, file.folder or None)
+        if run.registration is not None:
+            mlflow_registry.register(client, run_id, Path(run.files[0].path), run.registration)
         client.set_terminated(run_id, "FINISHED", end_time=at)
     return run_id
+
+
+def follow(device: str, operation: str, version: str) -> str:
+    """Move the tracking server's alias ``champion`` to a version that was promoted by hand. Never raises.
+
+    Returns:
+        Why it was not moved, else empty. That nothing was ever tracked is no reason to complain.
+    """
+    uri = settings.tracking_uri()
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        return ""
+    try:
+        with _environment(_PATIENCE), _creation_lock(uri):
+            mlflow_registry.set_champion(device, operation, version)
+    except Exception as error:  # noqa: BLE001 - the registry on disk, which selections read, has been changed
+        return f"The alias {mlflow_registry.CHAMPION} at {uri} was not moved ({_first_line(error)})."
+    return ""
 
 
 def sync() -> Synced:
@@ -215,7 +238,10 @@ def _read_spooled(path: Path) -> Run:
         data = json.loads(path.read_bytes())
         folder = path.with_suffix("")
         files = tuple(TrackedFile(str(folder / file["path"]), file["folder"]) for file in data.pop("files"))
-        return Run(**data, files=files)
+        registration = data.pop("registration", None)
+        return Run(
+            **data, files=files, registration=None if registration is None else Registration(**registration)
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(
             f"{path} is not a run that waits to be tracked ({type(error).__name__}: {error})."

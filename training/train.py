@@ -29,8 +29,10 @@ from kernelcast.training.compiled import gather
 from kernelcast.training.data import dataset_hash
 from kernelcast.training.gate import Decision, Scores, Standing, judge
 from kernelcast.training.metrics import KS
+from kernelcast.training.mlflow_registry import Registration
 from kernelcast.training.recipe import hyperparameters
 from kernelcast.training.tracking import Run, Tracked, TrackedFile, track
+from kernelcast.training.transfer import problem_weights
 
 if TYPE_CHECKING:
     from kernelcast.costmodel.estimator import CostModel
@@ -74,6 +76,7 @@ def train(
     models_dir: Path,
     tracking: bool = True,
     compile_cache: CompileCache | None = None,
+    others: Sequence[ProblemData] = (),
     on_progress: OnProgress | None = None,
 ) -> TrainResult:
     """Fit, judge, register and track a model, and promote it if it passes :mod:`kernelcast.training.gate`.
@@ -82,7 +85,7 @@ def train(
     (:func:`kernelcast.training.held_out.splits`); the registered model is fitted on everything.
 
     Args:
-        data: measured problems of one operation, all on ``device``.
+        data: measured problems of one operation, all on ``device``; may be empty where there are ``others``.
         device: the hardware facts.
         seed: of the trees. Data and seed determine the artifact, but for the time in its manifest.
         estimator_params: parameters of the estimator other than :func:`hyperparameters` gives.
@@ -91,33 +94,39 @@ def train(
         tracking: whether to write an MLflow run.
         compile_cache: what the compiler made of candidates; part of the features where enough of those that were measured
             are in it (:data:`kernelcast.training.compiled.LEAST_SHARE`).
+        others: problems of the operation measured on other devices, to learn from as well
+            (:mod:`kernelcast.training.transfer`). The model is judged on this device's problems alone.
         on_progress: see :data:`OnProgress`.
 
     Raises:
         ModelError: nothing to train on, or data of several operations or devices.
     """
     started = time.time()
-    operation = _check(data, device)
+    operation = _check(data, device, others)
     tell = on_progress or (lambda _stage, _share: None)
-    params = hyperparameters(len(data), estimator_params, seed=seed)
+    params = hyperparameters(len(data) + len(others), estimator_params, seed=seed)
+
+    def fit(part: Sequence[ProblemData], chosen: Mapping[str, Any]) -> RankingModel:
+        weights = problem_weights(others, part)
+        return RankingModel.fit(
+            [*others, *part], _estimator(chosen), compiled=gathered.compiled, weights=weights
+        )
 
     tell("reading compiled facts", 0.0)
-    gathered = gather(data, compile_cache)
+    gathered = gather(data, compile_cache if data else None)
     tell("fitting without the held-out shapes", 0.0)
     # The error head does not take part in the order, so the models that are only judged do without it.
     results = held.judge_held_out(
         data,
-        lambda part: RankingModel.fit(
-            part, _estimator({**params, "error_folds": 1}), compiled=gathered.compiled
-        ),
+        lambda part: fit(part, {**params, "error_folds": 1}),
         holdout=holdout,
         on_split=lambda done, parts: tell("fitting without the held-out shapes", 0.5 * done / parts),
     )
     tell("fitting on everything", 0.5)
-    model = RankingModel.fit(data, _estimator(params), compiled=gathered.compiled)
+    model = fit(data, params)
     tell("registering", 0.9)
     record = held.record(results, data, _importance(model))
-    data_hash = dataset_hash(data)
+    data_hash = dataset_hash([*data, *others])
     scores = {} if results is None else results.summary()
     facts = {
         "created_at": datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
@@ -126,6 +135,7 @@ def train(
         "operation": operation,
         "dataset_hash": data_hash,
         **_composition(data),
+        **({"others": _composition_of_others(others)} if others else {}),
         "seed": seed,
         "hyperparameters": params,
         "compile_facts": gathered.to_json(),
@@ -155,20 +165,22 @@ def train(
     return TrainResult(path, tracked.run_id, scores, decision.promoted, decision.reason, tracked.warning)
 
 
-def _check(data: Sequence[ProblemData], device: Device) -> str:
+def _check(data: Sequence[ProblemData], device: Device, others: Sequence[ProblemData]) -> str:
     """The operation that all data are of."""
-    if not data:
+    if not data and not others:
         raise ModelError("There is no measured problem to train on. Collect or import some.")
-    operations = sorted({item.problem.operation for item in data})
+    operations = sorted({item.problem.operation for item in (*data, *others)})
     if len(operations) > 1:
         raise ModelError(
             f"The problems are of {', '.join(operations)}; a model is of one operation. Train each alone."
         )
-    others = sorted({item.device.name for item in data if item.device.fingerprint != device.fingerprint})
-    if others:
+    elsewhere = sorted({item.device.name for item in data if item.device.fingerprint != device.fingerprint})
+    if elsewhere:
         raise ModelError(
-            f"Some problems were measured on {', '.join(others)}, which has other facts than {device.name}."
+            f"Some problems were measured on {', '.join(elsewhere)}, which has other facts than {device.name}."
         )
+    if any(item.device.fingerprint == device.fingerprint for item in others):
+        raise ModelError(f"{device.name} is among the other devices; its own problems are given apart.")
     return operations[0]
 
 
@@ -181,7 +193,7 @@ def _estimator(params: Mapping[str, Any]) -> CostModel:
 def _importance(model: RankingModel) -> dict[str, float]:
     """Share of each feature in the gain of all splits of the head that orders, the largest first."""
     assert model.estimator is not None
-    gains = model.estimator.boosters_["relative"].get_score(importance_type="total_gain")
+    gains = model.estimator.boosters_["order"].get_score(importance_type="total_gain")
     total = sum(gains.values()) or 1.0
     named = {name: gains.get(f"f{index}", 0.0) / total for index, name in enumerate(model.feature_names)}
     return dict(sorted(named.items(), key=lambda pair: (-pair[1], pair[0])))
@@ -201,12 +213,23 @@ def _composition(data: Sequence[ProblemData]) -> dict[str, Any]:
     }
 
 
+def _composition_of_others(others: Sequence[ProblemData]) -> dict[str, Any]:
+    return {
+        "problems": len(others),
+        "devices": dict(sorted(Counter(item.device.name for item in others).items())),
+        "measurements": sum(len(item.table) + len(item.failed) for item in others),
+    }
+
+
 def _decide(
     models_dir: Path, results: held.HeldOut | None, trained_on: int, device: Device, operation: str
 ) -> Decision:
     if results is None:
         return Decision(
-            False, "All problems have one shape, so nothing can be held out and the model cannot be judged."
+            False,
+            "All problems have one shape, so nothing can be held out and the model cannot be judged."
+            if trained_on
+            else f"No problem was measured on {device.name}, so the model cannot be judged. Promote it by hand to use it.",
         )
     folder = registry.operation_folder(models_dir, device, operation)
     try:
@@ -315,6 +338,7 @@ def _track(path: Path, results: held.HeldOut | None, decision: Decision, started
                 files=tuple(files),
                 start_s=started,
                 end_s=time.time(),
+                registration=Registration(path.parent.parent.name, operation, name, decision.promoted),
             )
         )
     return (

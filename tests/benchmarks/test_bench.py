@@ -219,12 +219,21 @@ def test_without_the_records_the_benchmarks_skip(monkeypatch: pytest.MonkeyPatch
 def test_the_command_writes_the_files_of_one_benchmark(tmp_path: Path) -> None:
     import run
 
+    from kernelcast.costmodel import CostModel
+
     assert run.main(["--quick", "--only", "selection_speed", "--output", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "selection_speed.json").read_text())
     assert found["command"] == "python benchmarks/run.py --only selection_speed --quick"
     assert found["quick"].endswith("not for quotation")
-    assert found["model"]["trees"] == 100
+    assert found["model"]["trees"] == CostModel().n_estimators
+    assert len(found["first_selection_ms"]) == 5
     assert found["legal"] >= 2000
-    assert found["figures"]["features + prediction + ranking, 2,000 candidates"]["us"] > 0
+    for rows in ("32", "512", "2,000"):
+        for what in (
+            "features + prediction + ranking",
+            "the same with the uncertainty",
+            "Selector.select, cold, predict",
+        ):
+            assert found["figures"][f"{what}, {rows} candidates"]["us"] > 0
     assert found["import"]["pairs"] == 5
     assert (tmp_path / "selection_speed.md").read_text().startswith("# Speed of a selection on the host\n")

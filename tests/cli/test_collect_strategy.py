@@ -90,6 +90,7 @@ def test_a_part_of_recorded_data(run, recorded, tmp_path, strategy, problems):
     assert (again["measured"], again["known"]) == (30, 60)
 
 
+@pytest.mark.slow
 def test_the_active_strategy_on_one_workload(run, recorded, tmp_path):
     options = ("--strategy", "active", "--measurements", "60%", "--from-workloads", "odd", "--device", "a100")
     found = replayed(run, recorded, tmp_path, *options)
@@ -113,6 +114,7 @@ def test_without_a_strategy_everything_is_taken(run, recorded, tmp_path):
     assert not (tmp_path / "home" / "store").exists()
 
 
+@pytest.mark.slow
 def test_a_random_part_is_measured_here(run, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")

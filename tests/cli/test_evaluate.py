@@ -88,6 +88,9 @@ def test_workloads_on_the_screen_and_in_a_file(store, tmp_path, capsys):
     (model,) = [line for line in printed.splitlines() if line.startswith("│ model ")]
     values = [f"{figures['efficiency'][k]['geomean']:.3f}" for k in ("1", "2", "3", "5", "10")]
     assert [word for word in model.split() if word[0].isdigit()] == values
+    half = figures["regret_over_measured"]["problem"]["0.005"]
+    (row,) = [line.split() for line in printed.splitlines() if line.startswith("│  problem │   0.5%")]
+    assert (row[5], row[7]) == (f"{half['regret']:.2%}", f"{half['measured']:.2f}")
     for label in (
         "model, with the default",
         "default alone",

@@ -92,6 +92,7 @@ def test_another_devices_records_help(run, recorded):
     )
 
 
+@pytest.mark.slow
 def test_a_space_smaller_than_what_is_asked_for(run, recorded):
     report = replayed(run, recorded, "--measurements", 1000)
     assert (report["measured"], report["failed"]) == (100, 4)

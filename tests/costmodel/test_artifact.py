@@ -35,7 +35,7 @@ def kept(tmp_path_factory):
         ProblemData(toy(m), GPU, TABLE, np.log(m + np.abs(np.arange(4.0) - m % 4)), np.full(4, np.nan))
         for m in range(4, 40)
     ]
-    model = RankingModel.fit(data, CostModel(n_estimators=4, max_depth=3, n_jobs=1))
+    model = RankingModel.fit(data, CostModel(n_estimators=4, max_depth=3, teachers=0, n_jobs=1))
     model.facts = {"device": GPU.to_dict(), "held_out": {"efficiency@1": 0.9375, "note": "café"}}
     folder = tmp_path_factory.mktemp("kept") / "model"
     model.save(folder)
@@ -48,7 +48,7 @@ def folder(kept, tmp_path):
 
 
 NAMES = ["manifest.json"] + [
-    f"{head}.{kind}" for head in ("relative", "slowdown", "level", "error") for kind in ("json", "npz")
+    f"{head}.{kind}" for head in ("order", "level", "error") for kind in ("json", "npz")
 ]
 
 
@@ -67,7 +67,7 @@ def rewritten(folder, **changes):
         else:
             manifest[name] = value
     manifest["digest"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
     return folder
 
 
@@ -75,7 +75,7 @@ def test_what_is_in_the_folder(folder):
     assert sorted(path.name for path in folder.iterdir()) == sorted(NAMES)
     manifest = read_manifest(folder)
     assert set(manifest) == {
-        "artifact_version", "error_mean", "facts", "feature_names", "files", "level_mean", "operation", "schema",
+        "adaptive", "artifact_version", "error_mean", "facts", "feature_names", "files", "level_mean", "operation", "schema",
         "schema_hash",
     }  # fmt: skip
     assert manifest["artifact_version"] == ARTIFACT_VERSION
@@ -85,16 +85,14 @@ def test_what_is_in_the_folder(folder):
     assert check_both(folder).facts["held_out"]["note"] == "café"
     # numpy reads the arrays, and nothing of them is pickled.
     with np.load(folder / "level.npz", allow_pickle=False) as arrays:
-        assert sorted(arrays.files) == ["base", "feature", "leaf", "threshold", "width"]
+        assert sorted(arrays.files) == ["base", "feature", "leaf", "mean", "threshold", "width"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_byte_that_was_changed_dropped_or_added_shows(folder, name):
     path = folder / name
     whole = path.read_bytes()
-    original = read_manifest(folder)
     rng = random.Random(name)
-    harmless = 0
     for _ in range(60):
         at = rng.randrange(len(whole))
         flipped = whole[:at] + bytes([whole[at] ^ (1 << rng.randrange(8))]) + whole[at + 1 :]
@@ -102,15 +100,8 @@ def test_a_byte_that_was_changed_dropped_or_added_shows(folder, name):
         added = whole[:at] + rng.randbytes(rng.randint(1, 4)) + whole[at:]
         for changed in (flipped, dropped, added, whole[:at]):
             path.write_bytes(changed)
-            try:
+            with pytest.raises(ArtifactError):
                 check_both(folder)
-            except ArtifactError:
-                continue
-            # White space between the manifest's words may change: it says the same.
-            assert name == "manifest.json"
-            assert read_manifest(folder) == original
-            harmless += 1
-    assert harmless <= 20
     path.write_bytes(whole)
     check_both(folder)
 
@@ -172,12 +163,18 @@ def test_a_manifest_of_a_later_version_asks_for_an_upgrade(folder):
 
 
 def test_a_wrong_digest(folder):
-    manifest = json.loads((folder / "manifest.json").read_bytes())
+    whole = (folder / "manifest.json").read_bytes()
+    manifest = json.loads(whole)
     for digest in ("0" * 64, "", None, 5, manifest["digest"].upper()):
-        (folder / "manifest.json").write_text(json.dumps({**manifest, "digest": digest}))
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "digest": digest}, indent=1) + "\n")
         with pytest.raises(ArtifactError, match="digest does not match"):
             read_manifest(folder)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    # The same words in another order or with other spaces are not what was written either.
+    for text in (json.dumps(manifest), whole.decode().rstrip(), whole.decode().replace("caf\\u00e9", "café")):
+        (folder / "manifest.json").write_text(text)
+        with pytest.raises(ArtifactError, match="digest does not match"):
+            read_manifest(folder)
+    (folder / "manifest.json").write_bytes(whole)
     assert read_manifest(folder)["operation"] == "toy"
 
 
@@ -214,7 +211,7 @@ def test_a_manifest_that_lists_no_files(folder, files):
             read(folder)
 
 
-@pytest.mark.parametrize("head", ["relative", "slowdown", "level", "error"])
+@pytest.mark.parametrize("head", ["order", "level", "error"])
 def test_a_manifest_that_leaves_a_head_out(folder, head):
     files = read_manifest(folder)["files"]
     rewritten(folder, files={name: digest for name, digest in files.items() if name != f"{head}.npz"})

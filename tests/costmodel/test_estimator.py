@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from kernelcast.costmodel import CostModel, Forest
+from kernelcast.costmodel.estimator import differences
 from kernelcast.errors import ModelError
 
 sklearn = pytest.importorskip("sklearn")
 pytest.importorskip("xgboost")
 
-QUICK = {"n_estimators": 30, "max_depth": 4, "learning_rate": 0.2, "colsample_bytree": 1.0, "n_jobs": 1}
+QUICK = {"n_estimators": 30, "max_depth": 4, "teachers": 0, "n_jobs": 1}
 #: What the synthetic data can be learned with: all four features in every tree.
-WHOLE = {"n_estimators": 120, "colsample_bytree": 1.0, "n_jobs": 1}
+WHOLE = {"teachers": 1, "teacher_trees": 120, "colsample_bytree": 1.0, "n_jobs": 1}
 NOISE = 0.1
 
 
@@ -64,6 +65,7 @@ def test_it_cannot_predict_before_it_is_fitted():
         CostModel().predict(np.zeros((1, 3)))
 
 
+@pytest.mark.slow
 def test_fitting_returns_itself_and_leaves_its_input_alone(data):
     before = [array.copy() for array in data]
     model = CostModel(**QUICK)
@@ -126,6 +128,7 @@ def test_constant_latencies_give_constant_predictions():
     assert np.isfinite(model.error_mean_)
 
 
+@pytest.mark.slow
 def test_a_constant_feature_and_one_that_is_always_missing(data, fitted):
     X, y, groups = data
     wide = np.column_stack([X, np.full(len(X), 5.0), np.full(len(X), np.nan)])
@@ -133,12 +136,14 @@ def test_a_constant_feature_and_one_that_is_always_missing(data, fitted):
     np.testing.assert_allclose(model.predict(wide), fitted.predict(X), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_names_of_the_problems_do_not_count(data, fitted):
     X, y, groups = data
     named = np.array([f"problem {number:03}" for number in groups])
     assert saved(CostModel(**QUICK).fit(X, y, named)) == saved(fitted)
 
 
+@pytest.mark.slow
 def test_rows_in_any_order_fit_the_same_model_once_sorted(data, fitted):
     X, y, groups = data
     shuffled = np.random.default_rng(0).permutation(len(X))
@@ -152,6 +157,7 @@ def test_rows_in_any_order_fit_the_same_model_once_sorted(data, fitted):
     np.testing.assert_allclose(other.predict(X), one.predict(X), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_same_data_and_seed_give_the_same_bytes(data, fitted):
     again = CostModel(**QUICK).fit(*data)
     assert saved(again) == saved(fitted)
@@ -166,6 +172,7 @@ def test_the_number_of_threads_does_not_count(data):
     assert saved(CostModel(**{**few, "n_jobs": 2}).fit(*data)) == saved(CostModel(**few).fit(*data))
 
 
+@pytest.mark.slow
 def test_a_problem_of_one_candidate_says_nothing_of_differences(data):
     X, y, groups = data
     alone = np.array([[3.0, 0.0, 1.0, 0.0]], np.float32)
@@ -177,6 +184,7 @@ def test_a_problem_of_one_candidate_says_nothing_of_differences(data):
     assert with_one.level_mean_ == pytest.approx(np.append(y, 50.0).mean())
 
 
+@pytest.mark.slow
 def test_a_constant_added_to_a_problem_changes_no_difference(data, fitted):
     X, y, groups = data
     shifted = CostModel(**QUICK).fit(X, y + 0.25 * groups, groups)
@@ -221,7 +229,8 @@ def standardised(fit, problems, seed):
 def test_the_error_is_a_standard_deviation():
     fit = CostModel(**WHOLE).fit(*synthetic(300))
     scores = standardised(fit, 100, seed=5)
-    assert 0.55 < np.mean(np.abs(scores) < 1) < 0.85
+    # Errors are judged by differences to the measured best, which noise flatters: any other difference is surer.
+    assert 0.6 < np.mean(np.abs(scores) < 1) < 0.9
     assert 0.5 < np.std(scores) < 1.6
     # The noise alone makes a difference of two uncertain by sqrt(2) of it; the model cannot claim less, nor need much more.
     X, _, _ = synthetic(100, seed=5)
@@ -247,9 +256,84 @@ def test_without_folds_there_is_one_error_for_all(data, folds):
     assert 0.1 < error[0] < 0.25
 
 
+@pytest.mark.slow
 def test_more_folds_than_problems():
     X, y, groups = synthetic(3)
     fit = CostModel(**QUICK, error_folds=50).fit(X, y, groups)
     assert np.isfinite(fit.predict(X)).all()
-    one_tree = CostModel(n_estimators=1, error_folds=2, n_jobs=1).fit(X, y, groups)
+    one_tree = CostModel(n_estimators=1, teachers=0, error_folds=2, n_jobs=1).fit(X, y, groups)
     assert np.isfinite(one_tree.error_mean_)
+
+
+def test_differences_alone_count_for_the_objective():
+    group = np.array([0, 0, 0, 1, 1])
+    target, weights = np.array([0.0, 1.0, 2.0, 5.0, 4.0]), np.array([1.0, 2.0, 1.0, 3.0, 1.0])
+    objective = differences(group, target, weights)
+    for shift in ([0.0, 0.0], [7.0, -3.0]):
+        gradient, curvature = objective(target + np.array(shift)[group], None)
+        np.testing.assert_allclose(gradient, 0.0, atol=1e-12)
+        np.testing.assert_array_equal(curvature, weights)
+    gradient, _ = objective(np.zeros(5), None)
+    # The weighted mean of what is off is 1 too low in the first problem, 4.75 in the second.
+    np.testing.assert_allclose(gradient, [1.0, 0.0, -1.0, -0.75, 0.75])
+
+
+@pytest.mark.slow
+def test_a_student_comes_close_to_its_teachers():
+    X, y, groups = synthetic(120, noise=0.3)
+    unseen, truth, held = synthetic(40, seed=1, noise=0.0)
+    few = {
+        "n_estimators": 40, "max_depth": 4, "teacher_trees": 150, "teacher_depth": 4, "colsample_bytree": 1.0,
+        "focus": 1.0, "error_folds": 0, "n_jobs": 1,
+    }  # fmt: skip
+    short = CostModel(**few, teachers=0).fit(X, y, groups)
+    long = CostModel(**{**few, "n_estimators": 150}, teachers=0).fit(X, y, groups)
+    taught = CostModel(**few, teachers=1).fit(X, y, groups)
+
+    def off(model):
+        """Mean absolute error of a difference to the problem's mean."""
+        found = model.predict(unseen) - truth
+        mean = np.bincount(held, weights=found) / np.bincount(held)
+        return np.abs(found - mean[held]).mean()
+
+    assert off(taught) < 1.2 * min(off(short), off(long))
+    assert saved(CostModel(**few, teachers=1).fit(X, y, groups)) == saved(taught)
+
+
+@pytest.mark.slow
+def test_unlabelled_candidates_are_learned_from_the_teachers():
+    X, y, groups = synthetic(40)
+    far, _, drawn = synthetic(40, seed=2)
+    few = {
+        "n_estimators": 20,
+        "max_depth": 4,
+        "teachers": 1,
+        "teacher_trees": 20,
+        "error_folds": 0,
+        "n_jobs": 1,
+    }
+    without = CostModel(**few).fit(X, y, groups)
+    more = CostModel(**few).fit(X, y, groups, unlabelled=far, unlabelled_groups=drawn)
+    assert saved(more)["order"] != saved(without)["order"]
+    assert saved(more)["level"] == saved(without)["level"]
+    # Without teachers there is nobody to ask.
+    one = CostModel(**{**few, "teachers": 0}).fit(X, y, groups)
+    other = CostModel(**{**few, "teachers": 0}).fit(X, y, groups, unlabelled=far, unlabelled_groups=drawn)
+    assert saved(other) == saved(one)
+
+
+def test_the_order_follows_an_estimate_where_there_is_one():
+    """Latencies are the estimate's, and their problems' levels; nothing else tells the candidates apart."""
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(30), 12)
+    estimate = rng.uniform(0.0, 6.0, len(group))
+    X = np.column_stack([rng.normal(size=len(group)), estimate]).astype(np.float32)
+    y = estimate * np.log(2.0) + rng.normal(size=30)[group]
+    X[::12, 1] = np.nan  # a closed library: taken to be as fast as can be
+    y[::12] = y[::12] - estimate[::12] * np.log(2.0)
+    few = {"n_estimators": 40, "max_depth": 5, "teachers": 0, "error_folds": 0, "n_jobs": 1}
+    fitted = CostModel(**few).fit(X, y, group, estimate=1)
+    line = np.column_stack([np.zeros(50), np.linspace(0.2, 5.8, 50)]).astype(np.float32)
+    slope = np.polyfit(line[:, 1], fitted.predict(line), 1)[0]
+    assert slope == pytest.approx(np.log(2.0), rel=0.03)
+    assert fitted.boosters_["order"].num_boosted_rounds() == 40

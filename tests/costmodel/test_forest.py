@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelcast.costmodel import Forest
+from kernelcast.costmodel.walk import Walk
 from kernelcast.errors import ArtifactError, ModelError
 
 xgboost = pytest.importorskip("xgboost")
@@ -201,11 +203,90 @@ def model_of(found, width=2, base="[0E0]", **parameters):
 @given(st.lists(trees(), min_size=1, max_size=3), st.data())
 def test_any_tree_is_walked_by_the_definition(found, data):
     forest = Forest.from_xgboost_json(model_of(found, base="[1.5E0]"))
-    # A value of minus infinity at a threshold of minus infinity is the one case that is not told from a missing one.
-    values = st.sampled_from([math.nan, -3e38, -2.0, -1.5, -1.0, 0.0, 0.5, 1.0, 2.0, 3e38, math.inf])
+    values = st.sampled_from(
+        [math.nan, -math.inf, -3e38, -2.0, -1.5, -1.0, 0.0, 0.5, 1.0, 2.0, 3e38, math.inf]
+    )
     rows = data.draw(st.lists(st.tuples(values, values), min_size=1, max_size=8))
     wanted = [1.5 + sum(walk(tree, row) for tree in found) for row in rows]
     assert forest.predict(np.array(rows, dtype=np.float32)).tolist() == wanted
+    # Beside others, of whatever depth, each forest says what it says alone.
+    others = [Forest.from_xgboost_json(model_of(some)) for some in ([], found[:1], [leaf_only(0.25)])]
+    both = Walk([*others, forest]).predict(np.array(rows, dtype=np.float32))
+    assert both.shape == (4, len(rows))
+    assert both[3].tolist() == wanted
+    assert both[0].tolist() == [0.0] * len(rows)
+    assert both[1].tolist() == [walk(found[0], row) for row in rows]
+    assert both[2].tolist() == [0.25] * len(rows)
+
+
+def leaf_only(value):
+    return {
+        "left_children": [-1], "right_children": [-1], "split_conditions": [value], "split_indices": [0],
+        "default_left": [0],
+    }  # fmt: skip
+
+
+def test_forests_of_several_widths_are_no_one_walk():
+    one, other = (Forest.from_xgboost_json(model_of([GOOD], width=width)) for width in (2, 3))
+    for forests in ([], [one, other]):
+        with pytest.raises(ModelError, match="cannot be walked as one"):
+            Walk(forests)
+
+
+def test_threads_do_not_meet():
+    X, y = data(3000, 5)
+    forests = [Forest.from_xgboost_json(text_of(boosted(X[:400], y[:400], rounds=n))) for n in (5, 40)]
+    wanted = [forest.predict(X) for forest in forests]
+    wrong = []
+
+    def ask(number):
+        for turn in range(20):
+            which, rows = (number + turn) % 2, 1 + (number * 131 + turn * 37) % 3000
+            if forests[which].predict(X[:rows]).tolist() != wanted[which][:rows].tolist():
+                wrong.append((number, turn))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, {"max_depth": 7}, {"base_score": -3.5}, {"num_parallel_tree": 2}], ids=str
+)
+def test_contributions_are_xgboosts_and_sum_to_the_prediction(parameters):
+    X, y = data(400, 6)
+    booster = boosted(X, y, **parameters)
+    forest = Forest.from_arrays(Forest.from_xgboost_json(text_of(booster)).arrays())
+    for rows in (X[:50], np.clip(edges(booster, 6)[:50], -1e30, 1e30)):
+        start, parts = forest.contributions(rows)
+        assert parts.shape == rows.shape
+        np.testing.assert_allclose(start + parts.sum(axis=1), forest.predict(rows), atol=1e-5)
+        wanted = booster.predict(
+            xgboost.DMatrix(rows, missing=np.nan), pred_contribs=True, approx_contribs=True
+        )
+        np.testing.assert_allclose(parts, wanted[:, :-1], atol=2e-4)
+        np.testing.assert_allclose(start, wanted[:, -1], atol=2e-4)
+
+
+def test_trees_that_do_not_say_how_many_rows_came_cannot_explain_themselves():
+    forest = Forest.from_xgboost_json(model_of([GOOD]))
+    assert forest.mean is None
+    assert set(forest.arrays()) == {"feature", "threshold", "leaf", "base", "width"}
+    with pytest.raises(ModelError, match="Train again"):
+        forest.contributions(np.zeros((1, 2), np.float32))
+    weighed = Forest.from_xgboost_json(model_of([{**GOOD, "sum_hessian": [5.0, 1.0, 4.0, 3.0, 1.0]}]))
+    # Leaves 1, 3 and 4 of the chain, of which as many training rows came to each as its weight says.
+    assert weighed.mean[0].tolist() == pytest.approx(
+        [(1 * 1.0 + 3 * 3.0 + 1 * 4.0) / 5, 1.0, (3 * 3.0 + 1 * 4.0) / 4]
+    )
+    start, parts = weighed.contributions(np.array([[5.0, 0.0]], np.float32))
+    assert start == pytest.approx(2.8)
+    assert parts[0].tolist() == pytest.approx([4.0 - 2.8, 0.0])
+    with pytest.raises(ModelError, match="rows of 2 features"):
+        weighed.contributions(np.zeros((1, 3), np.float32))
 
 
 def classes():
@@ -314,6 +395,9 @@ GOOD = chain(2)
         {"split_indices": [0.5, 0, 0, 0, 0]},
         {"split_type": [1, 0, 0, 0, 0]},
         {"default_left": []},
+        {"sum_hessian": [1.0]},
+        {"sum_hessian": ["many"] * 5},
+        {"sum_hessian": [1.0, 1.0, math.nan, math.nan, 1.0]},
     ],
     ids=str,
 )
@@ -351,6 +435,7 @@ def test_the_arrays_are_the_whole_of_a_forest():
     arrays = forest.arrays()
     assert {name: array.dtype for name, array in arrays.items()} == {
         "feature": np.int32, "threshold": np.float32, "leaf": np.float32, "base": np.float64, "width": np.int64,
+        "mean": np.float32,
     }  # fmt: skip
     assert Forest.from_arrays(arrays).predict(X).tolist() == forest.predict(X).tolist()
 
@@ -372,6 +457,9 @@ def test_the_arrays_are_the_whole_of_a_forest():
         ("threshold", lambda array: np.full_like(array, np.nan)),
         ("threshold", lambda array: np.zeros(array.shape, np.int64)),
         ("threshold", lambda array: array.T),
+        ("mean", lambda array: array[:, :-1]),
+        ("mean", lambda array: array * np.nan),
+        ("mean", lambda array: array.astype(str)),
         ("base", lambda array: np.float64("nan")),
         ("base", lambda array: np.zeros(2)),
         ("base", lambda array: np.array("x")),
@@ -381,9 +469,12 @@ def test_the_arrays_are_the_whole_of_a_forest():
     ],
 )
 def test_arrays_that_contradict_each_other_are_refused(name, change):
-    arrays = Forest.from_xgboost_json(model_of([GOOD, chain(1)])).arrays()
+    weights = {"sum_hessian": [2.0, 1.0, 1.0, 1.0, 1.0]}
+    arrays = Forest.from_xgboost_json(model_of([{**GOOD, **weights}, {**chain(1), **weights}])).arrays()
     with pytest.raises(ArtifactError):
         Forest.from_arrays({**arrays, name: change(arrays[name])})
+    if name == "mean":
+        return  # not needed for a prediction
     with pytest.raises(ArtifactError, match=name):
         Forest.from_arrays({other: array for other, array in arrays.items() if other != name})
 

@@ -21,7 +21,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("xgboost")
 
 GPU = Device("toy-gpu", "gpu", "nvidia", "sm80", 108, memory_bandwidth=1e12, peak_flops=(("float32", 1e13),))
-QUICK = {"n_estimators": 40, "max_depth": 5, "learning_rate": 0.2, "n_jobs": 1}
+QUICK = {"n_estimators": 40, "max_depth": 5, "learning_rate": 0.2, "teachers": 0, "n_jobs": 1}
 
 TABLE = CandidateTable.of(
     [
@@ -125,6 +125,35 @@ def test_a_prediction_is_of_every_row_and_positive(model):
     np.testing.assert_array_equal(found.latency_us, np.exp(found.log_latency))
 
 
+def test_without_the_uncertainty_the_rest_is_the_same(model):
+    whole = model.predict(toy(100, 100), TABLE, GPU)
+    part = model.predict(toy(100, 100), TABLE, GPU, uncertainty=False)
+    np.testing.assert_array_equal(part.log_latency, whole.log_latency)
+    np.testing.assert_array_equal(part.covered, whole.covered)
+    assert np.isnan(part.error_log).all()
+    assert part.order().tolist() == whole.order().tolist()
+
+
+def test_an_explanation_sums_to_the_order(model, folder):
+    problem = toy(100, 100)
+    found = model.predict(problem, TABLE, GPU).log_latency
+    explained = [RankingModel.load(folder).explain(problem, TABLE, GPU, row) for row in range(len(TABLE))]
+    sums = np.array([sum(each.contribution_log for each in parts) for parts in explained])
+    np.testing.assert_allclose(np.diff(sums), np.diff(found), atol=1e-5)
+    features = dict(zip(model.feature_names, model.features(problem, TABLE, GPU).T, strict=True))
+    units = dict(zip(model.feature_names, model._featurizer.units, strict=True))
+    for row, (start, *parts) in enumerate(explained):
+        assert (start.feature, start.unit) == ("", "")
+        sizes = [abs(each.contribution_log) for each in parts]
+        assert sizes == sorted(sizes, reverse=True)
+        assert min(sizes) > 0
+        for each in parts:
+            np.testing.assert_equal(each.value, float(features[each.feature][row]))
+            assert each.unit == units[each.feature]
+    with pytest.raises(IndexError):
+        model.explain(problem, TABLE, GPU, 17)
+
+
 def test_a_difference_does_not_depend_on_the_other_rows(model):
     whole = model.predict(toy(100, 100), TABLE, GPU).log_latency
     part = model.predict(toy(100, 100), CandidateTable.of(TABLE[3:9]), GPU).log_latency
@@ -202,7 +231,7 @@ def test_the_design_is_the_problems_one_after_the_other():
 
 
 def test_two_models_fitted_with_one_estimator_keep_their_own_trees(tmp_path):
-    estimator = CostModel(n_estimators=3, n_jobs=1)
+    estimator = CostModel(n_estimators=3, teachers=0, n_jobs=1)
     first = RankingModel.fit(measured([toy(40, 8), toy(100, 64)]), estimator)
     before = first.predict(toy(50, 50), TABLE, GPU).log_latency
     RankingModel.fit(measured([toy(800, 800), toy(900, 64)]), estimator)
@@ -229,6 +258,7 @@ def test_a_model_that_was_saved_and_loaded_predicts_the_same(model, folder):
         loaded.save(folder.with_name("again"))
 
 
+@pytest.mark.slow
 def test_the_same_data_save_the_same_bytes(folder, tmp_path):
     again = RankingModel.fit(
         measured([toy(m, n) for m, n in SIZES]), CostModel(**QUICK, colsample_bytree=1.0)
@@ -281,7 +311,7 @@ def test_a_model_of_a_catalogued_operation_takes_part_in_the_physics():
         ProblemData(problem, GPU, table, np.log(problem["m"] + np.arange(4.0)), np.full(4, np.nan))
         for problem in problems
     ]
-    fitted = RankingModel.fit(data, CostModel(n_estimators=3, n_jobs=1))
+    fitted = RankingModel.fit(data, CostModel(n_estimators=3, teachers=0, n_jobs=1))
     assert "roofline_us" in fitted.feature_names
     assert np.isfinite(fitted.predict(problems[0], table, GPU).log_latency).all()
 

@@ -80,6 +80,7 @@ def test_the_default_comes_first_and_what_is_known_next():
     assert Search(TABLE, default=7, batch=3).propose()[0] == 7
 
 
+@pytest.mark.slow
 def test_records_from_elsewhere_lead_to_the_best_at_once():
     elsewhere = latency(best=(128, 4, 3, 1)) * 1.5 + 3.0
     values = latency()

@@ -385,7 +385,9 @@ def model(lab, saved, tmp_path):
             table = candidates(problem, HERE)
             log_latency = np.array([0.0 if c.variant == "last" else 2.0 for c in table])
             data.append(ProblemData(problem, HERE, table, log_latency, np.full(len(table), np.nan)))
-        small = CostModel(n_estimators=30, max_depth=3, learning_rate=0.3, teachers=0, error_folds=0, n_jobs=1)
+        small = CostModel(
+            n_estimators=30, max_depth=3, learning_rate=0.3, teachers=0, error_folds=0, n_jobs=1
+        )
         fitted = RankingModel.fit(data, small)
         fitted.facts["device"] = HERE.to_dict()
         fitted.save(saved)

@@ -396,7 +396,11 @@ def test_a_pack_gives_the_choices_of_whoever_wrote_it(make, lab, tmp_path):
     from kernelcast.runtime.pack import write_pack
 
     elsewhere = Selector(
-        HERE, models=tmp_path / "m", cache=tmp_path / "elsewhere", store=False, priors=lambda _: [lab.candidate("last")]
+        HERE,
+        models=tmp_path / "m",
+        cache=tmp_path / "elsewhere",
+        store=False,
+        priors=lambda _: [lab.candidate("last")],
     )
     assert elsewhere.select(lab.a_problem()).candidate == lab.candidate("last")
     path = write_pack(tmp_path, elsewhere.cache.entries())
@@ -409,11 +413,15 @@ def test_a_pack_gives_the_choices_of_whoever_wrote_it(make, lab, tmp_path):
         make(pack=path)
 
 
-def test_what_won_under_another_version_is_measured_again_beside_the_default(make, lab, tmp_path, monkeypatch):
+def test_what_won_under_another_version_is_measured_again_beside_the_default(
+    make, lab, tmp_path, monkeypatch
+):
     lab.STATE.illegal = {"quick", "slow", "twin"}
     assert make().select(lab.a_problem()).candidate == lab.candidate("last")
     lab.STATE.illegal = set()
-    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")  # the libraries that all variants call would choose other kernels
+    monkeypatch.setenv(
+        "MKL_CBWR", "COMPATIBLE"
+    )  # the libraries that all variants call would choose other kernels
     forget_keys()
     try:
         found = make(top_k=2).select(lab.a_problem())

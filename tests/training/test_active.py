@@ -165,6 +165,7 @@ def test_the_limit_is_met_exactly_and_nothing_is_asked_twice(problems, candidate
     assert sum(sizes(rounds)) == strategy.total == min(count, len(found) * candidates)
 
 
+@pytest.mark.slow
 def test_rounds_are_the_stated_shares():
     found = grid(120)
     tables = tables_of(found)
@@ -172,6 +173,7 @@ def test_rounds_are_the_stated_shares():
     assert ActivePlan().start_share + 8 * ActivePlan().round_share == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_the_same_data_and_seed_give_the_same_choice():
     found = grid(60)
     first, again, other = (
@@ -182,6 +184,7 @@ def test_the_same_data_and_seed_give_the_same_choice():
     assert first != other
 
 
+@pytest.mark.slow
 def test_results_that_come_in_another_order_change_nothing():
     found = grid(60)
 
@@ -213,6 +216,7 @@ def test_the_first_round_is_spread_out():
     assert all(candidates[0] == VENDOR and len(candidates) >= 3 for _, candidates in jobs)
 
 
+@pytest.mark.slow
 def test_what_is_known_is_neither_asked_again_nor_in_vain():
     found = grid(60)
     tables = tables_of(found)
@@ -230,6 +234,7 @@ def test_what_is_known_is_neither_asked_again_nor_in_vain():
     assert {problem for jobs in rounds for problem, _ in jobs} <= set(found) - set(found[::3])
 
 
+@pytest.mark.slow
 def test_an_ended_collection_goes_on_to_the_limit():
     found = grid(60)
     tables = tables_of(found)
@@ -406,7 +411,14 @@ def test_a_quarter_of_recorded_products_teaches_nearly_what_all_do(tmp_path):
         assert summary.measured == (8_795 if isinstance(strategy, Exhaustive) else 2_198)
         fitted = load_problems(Store(out), "gemm", device=A100)
         train, held_out = split_workloads([*fitted, *test], ["timm"], ["hf"])
-        small = {"n_estimators": 50, "max_depth": 5, "learning_rate": 0.15, "error_folds": 1, "n_jobs": 1}
+        small = {
+            "n_estimators": 50,
+            "max_depth": 5,
+            "learning_rate": 0.15,
+            "teachers": 0,
+            "error_folds": 1,
+            "n_jobs": 1,
+        }
         found = evaluate(train, held_out, seeds=1, estimator_params=small)
         return found.efficiency_with_default["3"]["geomean"]
 

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from kernelcast import kernels
 from kernelcast.costmodel import Prediction, ProblemData
 from kernelcast.errors import ModelError
 from kernelcast.kernels import Candidate, CandidateTable, Problem
 from kernelcast.kernels.devices import device
 from kernelcast.training.data import MeasuredProblem
-from kernelcast.training.evaluate import evaluate, evaluate_folds, evaluate_ranker, noise_floor
+from kernelcast.training.evaluate import (
+    _full_tables,
+    evaluate,
+    evaluate_folds,
+    evaluate_ranker,
+    noise_floor,
+)
 
 A100 = device("a100")
 VENDOR = Candidate.of("vendor")
 TILES = (16, 32, 64, 128, 256)
-QUICK = {"n_estimators": 120, "max_depth": 5, "learning_rate": 0.15, "error_folds": 0, "n_jobs": 1}
+QUICK = {
+    "n_estimators": 120,
+    "max_depth": 5,
+    "learning_rate": 0.15,
+    "teachers": 0,
+    "error_folds": 0,
+    "n_jobs": 1,
+}
 
 
 def tile(size: int) -> Candidate:
@@ -158,7 +173,15 @@ def test_the_figures_have_their_names(held_out):
         "operation", "device", "train_problems", "test_problems", "train_workloads", "test_workloads", "folds",
         "seeds", "candidates_per_problem", "candidates_per_problem_min", "candidates_per_problem_max", "efficiency",
         "efficiency_with_default", "efficiency_std", "baselines", "noise_floor", "noise_floor_problems", "calibration",
+        "regret_over_measured",
     }  # fmt: skip
+    assert list(figures["regret_over_measured"]["fixed"]) == [str(k) for k in range(1, 11)]
+    assert figures["regret_over_measured"]["fixed"]["3"] == pytest.approx(
+        1.0 - figures["efficiency_with_default"]["3"]["geomean"]
+    )
+    for target, row in figures["regret_over_measured"]["problem"].items():
+        assert 0.0 <= row["regret"] <= max(2.0 * float(target), 0.02)
+        assert 1.0 <= row["measured"] <= 6.0
     assert (figures["operation"], figures["device"]) == ("toy", "a100-sxm4-80gb")
     assert (figures["train_workloads"], figures["test_workloads"]) == (["train"], ["test"])
     # The failed candidates count: they were tried.
@@ -221,3 +244,32 @@ def test_impossible_arguments_are_refused(params, seeds, message):
     train, test = network("train", 5, 0), network("test", 5, 1)
     with pytest.raises(ModelError, match=message):
         evaluate(train, test, seeds=seeds, estimator_params=params)
+
+
+def test_a_tile_that_failed_and_cannot_be_loaded_is_shown_to_no_ranker():
+    sides = {"block_m": 128, "block_n": 128, "group_m": 8, "num_warps": 8}
+    large = Candidate.of("triton_tiled", {**sides, "block_k": 128, "num_stages": 5})
+    good, fails = (
+        Candidate.of("triton_tiled", {**sides, "block_k": 32, "num_stages": stages}) for stages in (3, 2)
+    )
+    item = ProblemData(
+        kernels.problem("gemm", m=512, n=512, k=512, dtype="float32"),
+        device("a100-sxm4-80gb"),
+        CandidateTable.of([Candidate("vendor"), good]),
+        np.log([8.0, 4.0]),
+        np.full(2, np.nan),
+        failed=(large,),
+    )
+
+    class TableOrder:
+        operation = "gemm"
+
+        def predict(self, problem, table, where):
+            assert list(table) == [Candidate("vendor"), good]
+            return Prediction(np.arange(2.0), np.ones(2), np.ones(2, dtype=bool))
+
+    scores = evaluate_ranker(TableOrder(), [item])
+    assert scores.efficiency["1"]["geomean"] == pytest.approx(0.5)
+    assert scores.efficiency["2"]["geomean"] == pytest.approx(1.0)
+    # What failed for another reason stays, as a selection may rank it.
+    assert len(_full_tables([replace(item, failed=(fails,))])[0].table) == 3

@@ -37,7 +37,7 @@ def save_model(folder: Path, *, device: Device = GPU, level: float = 1.0, datase
     names = Featurizer(schema).names
     at = np.array([[names.index("variant_vendor")]], dtype=np.int32)
     forest = Forest(at, np.array([[0.5]]), np.array([[0.0, 1.0]]), base=0.0, width=len(names))
-    heads = ("relative", "slowdown", "level", "error")
+    heads = ("order", "level", "error")
     record = json.dumps({"record_version": 1, "problems": []}).encode()
     manifest = {
         "operation": "toy",
@@ -393,9 +393,6 @@ def test_an_entry_that_is_not_a_plain_file_is_refused_and_nothing_is_kept(tmp_pa
 @pytest.mark.parametrize("change", ["level.npz", "level.json", "manifest.json", "held_out.json"])
 def test_a_model_that_was_changed_on_the_way_is_refused(tmp_path, change):
     file = rewritten(exported(tmp_path), change=change)
-    if change == "manifest.json":  # white space at the end is not a change of what it says
-        assert registry.import_(tmp_path / "here", file).version == "0001-3f2a9c1b"
-        return
     with pytest.raises(ArtifactError, match="was changed"):
         registry.import_(tmp_path / "here", file)
     assert registry.list_models(tmp_path / "here") == []

@@ -13,6 +13,7 @@ import pytest
 from kernelcast.errors import ModelError
 from kernelcast.training.registry import RegisteredModel
 from kernelcast.training.report import write_report
+from kernelcast.training.report_plots import map_dimensions, plots_of
 
 KS = [1, 2, 3, 5, 10]
 VOID = {"meta", "br", "path", "use", "rect", "line"}
@@ -223,3 +224,37 @@ def test_the_same_models_give_the_same_page(tmp_path):
     found = [model(tmp_path / "m", plots=True)]
     first = write_report(tmp_path / "a.html", found).read_bytes()
     assert write_report(tmp_path / "b.html", found).read_bytes() == first
+
+
+def sized(sizes, best="triton_tiled(block_m=64)", first=None):
+    return [problem(i, sizes=each, best=best, first=first or best) for i, each in enumerate(sizes)]
+
+
+def test_a_map_lies_across_the_two_dimensions_that_spread_most_and_differ():
+    spread = [{"m": 2**i, "n": 64, "k": 2 ** (i // 2), "odd": 3 + 40 * (i % 2)} for i in range(8)]
+    # m spreads most; k goes along with it, so that what k adds is less than what the alternating one does.
+    assert map_dimensions(sized(spread)) == ("m", "odd")
+    assert map_dimensions(sized([{"m": 2**i, "n": 2**i} for i in range(8)])) is None  # one line
+    assert map_dimensions(sized([{"m": 2**i, "n": 7} for i in range(8)])) is None
+    assert map_dimensions([problem(0), problem(1)]) is None  # a record that says no sizes
+    assert map_dimensions([]) is None
+
+
+@pytest.mark.slow
+def test_the_map_names_the_frequent_winners_and_counts_the_others(tmp_path):
+    sizes = [{"m": 2 ** (i % 5), "n": 2 ** (i // 5)} for i in range(25)]
+    problems = sized(sizes)
+    for number, item in enumerate(problems[:20]):
+        item["best"] = f"rare(x={number})"
+    svg = plots_of({**record_of(problems), "points": {"measured_us": []}})["winner_map"]
+    assert "fastest as measured" in svg
+    assert "first of the ranking" in svg
+    assert "triton_tiled(m=64)" in svg
+    assert "14 others" in svg  # 21 winners, of which seven have a colour
+
+
+def record_of(problems):
+    curves = {"model": [[1.0] * 5] * len(problems)}
+    return {
+        "ks": KS, "problems": problems, "curves": curves, "curves_with_default": curves, "importance": {},
+    }  # fmt: skip

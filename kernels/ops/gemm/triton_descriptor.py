@@ -40,6 +40,7 @@ from kernelcast.kernels.triton_rules import (
     MATMUL_RULES,
     accumulators_per_thread,
     compute_capability,
+    matmul_class,
     operands,
     output_shared_bytes,
     pipeline_buffers,
@@ -193,8 +194,8 @@ class TritonDescriptor(Variant):
                 f"{max(device.cores, 1)} cores"
             ),
         ),
-        shared_memory_rule(estimate=descriptor_shared_bytes),
-        residency_rule(descriptor_shared_bytes),
+        shared_memory_rule(estimate=descriptor_shared_bytes, class_of=matmul_class),
+        residency_rule(descriptor_shared_bytes, class_of=matmul_class),
         PIPELINE_FILLED,
         GROUP_DIFFERS,
     )

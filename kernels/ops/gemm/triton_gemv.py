@@ -18,13 +18,13 @@ from kernelcast.kernels.problem import Problem
 from kernelcast.kernels.registry import register_variant
 from kernelcast.kernels.rule import Rule
 from kernelcast.kernels.triton_launch import launch_options
+from kernelcast.kernels.triton_operands import Operand
 from kernelcast.kernels.triton_rules import (
     BLOCK_THREADS,
     DTYPE_SUPPORTED,
     MAX_ACCUMULATORS,
     MAX_INT32,
     NEEDS_GPU,
-    Operand,
     needs_wide_offsets,
     operands,
 )

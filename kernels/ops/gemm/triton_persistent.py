@@ -39,6 +39,7 @@ from kernelcast.kernels.triton_rules import (
     GROUP_DIFFERS,
     MATMUL_RULES,
     accumulators_per_thread,
+    matmul_class,
     shared_memory_rule,
     tiles,
 )
@@ -74,8 +75,8 @@ class TritonPersistent(Variant):
                 f"{tile_count(problem, columns)[0]} tiles, {program_count(columns, device)[0]} programs"
             ),
         ),
-        shared_memory_rule(estimate=persistent_shared_bytes),
-        residency_rule(persistent_shared_bytes),
+        shared_memory_rule(estimate=persistent_shared_bytes, class_of=matmul_class),
+        residency_rule(persistent_shared_bytes, class_of=matmul_class),
         PIPELINE_FILLED,
         GROUP_DIFFERS,
     )

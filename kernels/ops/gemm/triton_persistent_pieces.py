@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -214,8 +214,14 @@ def _resident(
     return met
 
 
-def residency_rule(estimate: Callable[[Problem, Columns, Device], np.ndarray]) -> Rule:
-    """The rule that all programs of a core run at once, for kernels with this estimate of shared memory."""
+def residency_rule(
+    estimate: Callable[[Problem, Columns, Device], np.ndarray],
+    class_of: Callable[[Problem, Device], Hashable] | None = None,
+) -> Rule:
+    """The rule that all programs of a core run at once, for kernels with this estimate of shared memory.
+
+    ``class_of`` says what the estimate looks at, where many problems share that.
+    """
     return Rule(
         "programs-resident",
         "programs that share the work evenly must run at once: their threads, accumulators and shared memory must fit "
@@ -226,6 +232,7 @@ def residency_rule(estimate: Callable[[Problem, Columns, Device], np.ndarray]) -
             f"{columns['block_m'][0] * columns['block_n'][0]} accumulators and "
             f"{estimate(problem, columns, device)[0]:.0f} bytes"
         ),
+        class_of=class_of,
     )
 
 

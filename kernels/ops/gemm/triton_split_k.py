@@ -18,7 +18,7 @@ from kernelcast.kernels.ops.gemm.triton_tiled import (
     operand_pointers,
     operand_strides,
     tile_constants,
-    tiled_traffic_bytes,
+    traffic_of_tiles,
 )
 from kernelcast.kernels.problem import Problem
 from kernelcast.kernels.registry import register_variant
@@ -28,10 +28,9 @@ from kernelcast.kernels.triton_rules import (
     GROUP_DIFFERS,
     MATMUL_RULES,
     STAGES_FILLED,
-    accumulators_per_thread,
-    matmul_shared_bytes,
     shared_memory_rule,
     stages_filled,
+    tile_facts,
     tiles,
 )
 from kernelcast.kernels.work import Work
@@ -121,21 +120,21 @@ class TritonSplitK(Variant):
         return Block(self.name, columns, len(columns["block_m"]))
 
     def work(self, problem: Problem, columns: Columns, device: Device) -> Work:
-        tiles_m, tiles_n, _ = (count.astype(np.float64) for count in tiles(problem, columns))
-        steps = slice_steps(problem, columns).astype(np.float64)
+        facts = tile_facts(problem, columns, device, output_bytes=PART_BYTES)
+        tiles_m, tiles_n, all_steps = facts.counts(problem)
         split = columns["split_k"].astype(np.float64)
-        padded = (
-            tiles_m * columns["block_m"] * tiles_n * columns["block_n"] * steps * columns["block_k"] * split
-        )
+        steps = np.ceil(all_steps / split)
+        programs = tiles_m * tiles_n * split
+        area = float(problem["m"] * problem["n"])
         return Work(
-            flops=2.0 * padded + split * problem["m"] * problem["n"],
-            traffic_bytes=tiled_traffic_bytes(problem, columns),
-            scratch_bytes=_parts_bytes(problem, columns),
+            flops=2.0 * programs * steps * facts.volume + split * area,
+            traffic_bytes=traffic_of_tiles(problem, tiles_m, tiles_n),
+            scratch_bytes=float(PART_BYTES) * area * split,
             calls=2.0,
-            programs=tiles_m * tiles_n * split,
-            warps=columns["num_warps"],
-            shared_bytes=matmul_shared_bytes(problem, columns, device, output_bytes=PART_BYTES),
-            accumulators=accumulators_per_thread(columns, device),
+            programs=programs,
+            warps=facts.warps,
+            shared_bytes=facts.shared_bytes,
+            accumulators=facts.accumulators,
             inner_steps=steps,
         )
 

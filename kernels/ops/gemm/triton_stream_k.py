@@ -37,6 +37,7 @@ from kernelcast.kernels.triton_rules import (
     MATMUL_RULES,
     STAGES_FILLED,
     accumulators_per_thread,
+    matmul_class,
     matmul_shared_bytes,
     operands,
     shared_memory_rule,
@@ -147,8 +148,8 @@ class TritonStreamK(Variant):
                 *(amount[0] for amount in _bytes_of_share_and_part(problem, columns, device))
             ),
         ),
-        shared_memory_rule(estimate=stream_k_shared_bytes),
-        residency_rule(stream_k_shared_bytes),
+        shared_memory_rule(estimate=stream_k_shared_bytes, class_of=matmul_class),
+        residency_rule(stream_k_shared_bytes, class_of=matmul_class),
         Rule(
             "shares-fill-stages",
             STAGES_FILLED.reason,

@@ -18,12 +18,11 @@ from kernelcast.kernels.triton_rules import (
     GROUP_DIFFERS,
     MATMUL_RULES,
     STAGES_FILLED,
-    accumulators_per_thread,
     input_precision,
-    matmul_shared_bytes,
     needs_wide_offsets,
     operands,
     shared_memory_rule,
+    tile_facts,
     tiles,
 )
 from kernelcast.kernels.work import Work
@@ -168,9 +167,18 @@ def operand_strides(problem: Problem) -> dict[str, int]:
 
 def tiled_traffic_bytes(problem: Problem, columns: Columns) -> np.ndarray:
     """Bytes of A, read once for every column of tiles, of B, once for every row of tiles, and of C."""
-    m, n, k = (float(problem[name]) for name in ("m", "n", "k"))
     tiles_m, tiles_n, _ = tiles(problem, columns)
-    return problem.element_bytes * (m * k * tiles_n + k * n * tiles_m + m * n)
+    return traffic_of_tiles(problem, tiles_m, tiles_n)
+
+
+def traffic_of_tiles(problem: Problem, tiles_m: np.ndarray, tiles_n: np.ndarray) -> np.ndarray:
+    """:func:`tiled_traffic_bytes` of so many tiles along m and n."""
+    size = float(problem.element_bytes)
+    m, n, k = problem["m"], problem["n"], problem["k"]
+    traffic = tiles_n * (size * m * k)
+    traffic += tiles_m * (size * k * n)
+    traffic += size * m * n
+    return traffic
 
 
 @register_variant("gemm")
@@ -196,15 +204,16 @@ class TritonTiled(Variant):
         return Block(self.name, columns, len(columns["block_m"]))
 
     def work(self, problem: Problem, columns: Columns, device: Device) -> Work:
-        tiles_m, tiles_n, steps = (count.astype(np.float64) for count in tiles(problem, columns))
-        padded = tiles_m * columns["block_m"] * tiles_n * columns["block_n"] * steps * columns["block_k"]
+        facts = tile_facts(problem, columns, device)
+        tiles_m, tiles_n, steps = facts.counts(problem)
+        programs = tiles_m * tiles_n
         return Work(
-            flops=2.0 * padded,
-            traffic_bytes=tiled_traffic_bytes(problem, columns),
-            programs=tiles_m * tiles_n,
-            warps=columns["num_warps"],
-            shared_bytes=matmul_shared_bytes(problem, columns, device),
-            accumulators=accumulators_per_thread(columns, device),
+            flops=2.0 * programs * steps * facts.volume,
+            traffic_bytes=traffic_of_tiles(problem, tiles_m, tiles_n),
+            programs=programs,
+            warps=facts.warps,
+            shared_bytes=facts.shared_bytes,
+            accumulators=facts.accumulators,
             inner_steps=steps,
         )
 
