@@ -78,6 +78,11 @@ class SelectionCache:
         self._locks: weakref.WeakValueDictionary[CacheKey, _ThreadLock] = weakref.WeakValueDictionary()
         self._guard = threading.Lock()
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing can be found: there is neither a folder nor a pack, and nothing was put in."""
+        return not self._memory and self.folder is None and self.pack is None
+
     def get(self, key: CacheKey) -> Selection | None:
         """The selection of a key, or None. A broken or foreign entry is a miss and a warning."""
         found = self._memory.get(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -51,6 +52,16 @@ class Ranking:
         """Row numbers, the fastest first, without those that were rejected."""
         order = self.prediction.order()
         return order[~np.isin(order, list(self.rejected))] if self.rejected else order
+
+    def confidence(self, row: int) -> float:
+        """Probability that no other covered candidate is faster than a row, by the model's own error; NaN without another."""
+        said = self.prediction
+        with np.errstate(invalid="ignore"):
+            scores = (said.log_latency - said.log_latency[row]) / np.maximum(said.error_log, 1e-9)
+        scores[~said.covered] = np.inf
+        scores[row] = np.inf
+        closest = float(np.fmin.reduce(scores))
+        return 0.5 * (1.0 + math.erf(closest / math.sqrt(2.0))) if closest < math.inf else math.nan
 
     def rejecting(self, candidates: Iterable[Candidate]) -> Ranking:
         """The same without some candidates, the default excepted."""

@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kernelcast import settings
 from kernelcast.datasets.timing import TimingPlan
 from kernelcast.errors import KernelcastError
@@ -27,7 +25,7 @@ from kernelcast.runtime.options import check_integer, check_mode, check_number
 from kernelcast.runtime.pack import PackedSelections
 from kernelcast.runtime.ranking import ModelWarning, Rankers, Ranking
 from kernelcast.runtime.selection import Selection
-from kernelcast.runtime.verify import VERIFY_PLAN, confidence
+from kernelcast.runtime.verify import VERIFY_PLAN
 
 if TYPE_CHECKING:
     from kernelcast.costmodel.search import PriorRecords
@@ -238,8 +236,6 @@ class Selector:
             return self._default(problem, "No candidate is legal here; the default is left.")
         prediction, default = ranking.prediction, ranking.default
         best = int(ranking.order()[0])
-        gap = prediction.log_latency - prediction.log_latency[best]
-        gap[~prediction.covered] = np.nan
         known_default = default is not None and prediction.covered[default]
         return Selection(
             problem=problem,
@@ -248,7 +244,7 @@ class Selector:
             source=ranking.source,
             predicted_us=math.exp(prediction.log_latency[best]),
             default_us=math.exp(prediction.log_latency[default]) if known_default else math.nan,
-            confidence=confidence(gap, prediction.error_log, best),
+            confidence=ranking.confidence(best),
             candidates=len(ranking.table),
             model_version=ranking.model_version,
             reason=sentence([why, ranking.reason]),
@@ -368,6 +364,8 @@ class Selector:
 
     def _remembered(self, problem: Problem, mode: str) -> Selection | None:
         """What the cache has: of a search through the whole space, or else (not for ``tune``) of the first few."""
+        if self.cache.idle:
+            return None
         for kind in ("tune",) if mode == "tune" else ("tune", "verify"):
             found = self.cache.get(self._key(problem, kind))
             if found is not None:
