@@ -18,7 +18,7 @@ import numpy as np
 from runtime_problems import DRAWS, draw
 
 #: Training and held-out problems of each operation.
-TRAINING, HELD_OUT = 40, 23
+TRAINING, HELD_OUT = 24, 23
 #: Time for measuring everything of one problem, at most.
 WHOLE_SECONDS = 60.0
 #: Rounds of the last comparison.

@@ -158,6 +158,7 @@ def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None
         and dim in (-1, input.dim() - 1)
         and dtype in (None, input.dtype)
         and input.is_contiguous()
+        and input.shape[-1]  # rows of nothing cannot be counted
     ):
         columns = input.shape[-1]
         flat = input.view(-1, columns)

@@ -159,6 +159,7 @@ def _features(
             return {
                 name: Contribution(name, unit, float(costs[name][row - start]), math.nan)
                 for name, unit in ANALYTIC_UNITS.items()
+                if not math.isnan(costs[name][row - start])  # what a device or a closed library does not have
             }
         start += block.length
     return {}

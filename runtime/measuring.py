@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,9 +54,14 @@ class Measurer:
         chosen = [ranking.table[row] for row in rows]
         harmful = compile_ahead(problem, chosen, self.device, time_limit_s=self.budget_seconds)
         rows = [row for row, candidate in zip(rows, chosen, strict=True) if candidate not in harmful]
-        verdict = verify(
-            problem, [ranking.table[row] for row in rows], self.device, plan=self.plan, workload=self.workload
-        )
+        with unobserved():
+            verdict = verify(
+                problem,
+                [ranking.table[row] for row in rows],
+                self.device,
+                plan=self.plan,
+                workload=self.workload,
+            )
         self.record(verdict.trial.measurements)
         return self._decided(problem, ranking, rows, verdict, measured=len(rows))
 
@@ -72,17 +78,18 @@ class Measurer:
         """
         from kernelcast.runtime.tuning import tune
 
-        tuned = tune(
-            problem,
-            ranking,
-            self.device,
-            budget_seconds=self.budget_seconds,
-            plan=self.plan,
-            workload=self.workload,
-            record=self.record,
-            prior=prior,
-            seed=seed,
-        )
+        with unobserved():
+            tuned = tune(
+                problem,
+                ranking,
+                self.device,
+                budget_seconds=self.budget_seconds,
+                plan=self.plan,
+                workload=self.workload,
+                record=self.record,
+                prior=prior,
+                seed=seed,
+            )
         selection = self._decided(problem, ranking, tuned.rows, tuned.verdict, measured=tuned.measured)
         return replace(selection, reason=selection.reason + tuned.note(self.budget_seconds))
 
@@ -156,6 +163,20 @@ class Measurer:
             except StoreError as error:
                 warnings.warn(f"{error} The measurements of this selection are not kept.", stacklevel=5)
                 self._store = None
+
+
+@contextlib.contextmanager
+def unobserved() -> Iterator[None]:
+    """Outside of every mode that the caller has entered: a counter of FLOPs, ``with torch.device(...)``, a tracer.
+
+    What is measured is none of the caller's calls, and must run as it does without them.
+    """
+    import torch
+    from torch.utils import _python_dispatch
+
+    without_modes = getattr(_python_dispatch, "_disable_current_modes", contextlib.nullcontext)
+    with torch._C.DisableTorchFunction(), without_modes():
+        yield
 
 
 def default_selection(problem: Problem, device: Device, reason: str) -> Selection:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kernelcast import settings
 from kernelcast.datasets.timing import TimingPlan
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import KernelcastError, SettingsError
 from kernelcast.kernels import Candidate, Device, Problem, require_legal
 from kernelcast.kernels.detect import detect
 from kernelcast.kernels.registry import on_change
@@ -118,6 +118,10 @@ class Selector:
             check_number("target_regret", target_regret, 1.0)
         if expected_calls is not None:
             check_number("expected_calls", expected_calls, math.inf)
+        if priors is not None and not callable(priors):
+            raise SettingsError(
+                f"priors is {priors!r}; it must be a function of a problem that gives candidates."
+            )
         self.device = detect() if device is None else device
         self.models = settings.models_dir() if models is None else Path(models)
         self.top_k = top_k
@@ -301,7 +305,12 @@ class Selector:
             raise KernelcastError(f"Nothing can be tuned: {hindrance}.")
         key = self._key(problem, "tune")
         with self.cache.lock(key):
+            standing = self.cache.get(key)
             selection = self._tune(problem, prior, seed)
+            if standing is not None and selection.measured < standing.measured:
+                # A search that was cut short does not replace one that saw more.
+                note = f" The search of {standing.measured} before stays what is remembered: {standing.candidate}."
+                return replace(selection, reason=selection.reason + note)
             self.cache.put(key, selection, on_disk=selection.source == "verified")
         self._changed(problem)
         return selection
@@ -445,6 +454,18 @@ class Selector:
             return ranking.fewest(self.target_regret)
         return ranking.shortlist(self.top_k)
 
+    def _given(self, problem: Problem) -> list[Candidate]:
+        """Candidates that the caller's function names and that are legal; a function that fails costs a warning."""
+        if self._priors is None:
+            return []
+        try:
+            return [each for each in self._priors(problem) if _is_legal(problem, self.device, each)]
+        except Exception as error:  # noqa: BLE001 - it is the caller's, and a selection does without
+            warnings.warn(
+                f"The priors of {problem} could not be had ({error!r}); selecting without.", stacklevel=2
+            )
+            return []
+
     def _default(self, problem: Problem, reason: str) -> Selection:
         return default_selection(problem, self.device, reason)
 
@@ -460,11 +481,7 @@ class Selector:
         if not rows:
             return self._default(problem, "No candidate is legal here; the default is left.")
         priors = self.cache.priors(problem, self.device)[:_MOST_PRIORS]
-        given = (
-            [each for each in self._priors(problem) if _is_legal(problem, self.device, each)]
-            if self._priors
-            else []
-        )
+        given = self._given(problem)
         ranking = ranking.including(given)
         for candidate in (*also, *priors, *given):
             row = ranking.row_of(candidate)

@@ -27,8 +27,8 @@ def select(
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="How many of the ranking to print.")] = 10,
     top_k: Annotated[
-        int, typer.Option("--top-k", min=1, help="How many candidates a verification measures.")
-    ] = 3,
+        int | None, typer.Option("--top-k", min=1, help="How many candidates a verification measures: 3.")
+    ] = None,
     target_regret: Annotated[
         float | None,
         typer.Option(
@@ -56,12 +56,16 @@ def select(
     import numpy as np
 
     from kernelcast.cli.common import parse_problem, print_json, resolve_device
-    from kernelcast.errors import ModelError
+    from kernelcast.errors import ModelError, SettingsError
     from kernelcast.runtime import Selector
 
     hardware = resolve_device(device)
     problem = parse_problem(operation, definition or [], hardware)
-    selector = Selector(hardware, mode=mode, top_k=top_k, target_regret=target_regret)
+    if top_k is not None and target_regret is not None:
+        raise SettingsError(
+            "--top-k and --target-regret exclude each other: the one or the other says how many."
+        )
+    selector = Selector(hardware, mode=mode, top_k=top_k or 3, target_regret=target_regret)
     selection = selector.select(problem)
     ranking = selector.rank(problem)
     latency_us = ranking.prediction.latency_us

@@ -742,6 +742,13 @@ def test_warmup_leaves_nothing_to_select(tmp_path):
     assert sum(p.read_bytes().count(b"\n") for p in (tmp_path / "store" / "journal").glob("*")) == lines == 2
 
 
+@pytest.mark.parametrize("shape", [(4, 0), (0,), (0, 4), (2, 3, 0), (2, 0, 3)])
+def test_softmax_of_nothing_is_torchs(shape):
+    x = torch.empty(shape)
+    assert_same(kc.softmax(x), torch.softmax(x, -1))
+    assert_same(kc.layer_norm(x, shape[-1:]), F.layer_norm(x, shape[-1:]))
+
+
 # --- configure and the functions beside ---
 
 

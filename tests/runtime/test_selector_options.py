@@ -431,3 +431,48 @@ def test_what_won_under_another_version_is_measured_again_beside_the_default(
     # The default and the first of the ranking, and the prior along with them.
     assert (found.source, found.measured) == ("verified", 3)
     assert found.candidate == lab.candidate("last")
+
+
+# --- What the caller has entered, and what a caller may get wrong ---
+
+
+def test_a_verification_is_not_seen_by_the_callers_modes(registered):
+    from torch.overrides import TorchFunctionMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    seen = []
+
+    class Watches(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    plan = TimingPlan(rounds=2, least_rounds=1, seconds=0.2)
+    kc.configure(**registered, mode="verify", plan=plan, top_k=2)
+    a, b = torch.randn(14, 15), torch.randn(15, 16)
+    with FlopCounterMode(display=False) as counted:
+        kc.matmul(a, b)
+    assert counted.get_total_flops() == 2 * 14 * 15 * 16
+    with Watches(), torch.device("meta"):
+        found = kc.select("gemm", m=9, n=8, k=7, dtype="float32")
+    assert found.source == "verified"
+    assert torch.randn not in seen
+
+
+@pytest.mark.parametrize("priors", [lambda problem: 1 / 0, lambda problem: None, lambda problem: [1]])
+def test_priors_that_fail_cost_a_warning(make, lab, priors):
+    with pytest.warns(UserWarning, match="could not be had"):
+        assert make(priors=priors).select(lab.a_problem()).source == "verified"
+
+
+def test_priors_that_are_no_function_are_refused(make):
+    with pytest.raises(SettingsError, match="priors"):
+        make(priors=[1])
+
+
+def test_a_search_that_was_cut_short_does_not_replace_one_that_saw_more(make, lab):
+    whole = make().tune(lab.a_problem())
+    short = make(budget_seconds=1e-9).tune(lab.a_problem())
+    assert (whole.measured, short.measured) == (5, 1)
+    assert "stays what is remembered: last" in short.reason
+    assert make(mode="tune").select(lab.a_problem()).candidate == lab.candidate("last")
