@@ -31,7 +31,7 @@ _TEACHER_LEAST_LEAF = 2.0
 #: Share of the measurement itself in what the order learns of a measured row.
 _OWN_SHARE = 0.3
 #: No leaf needs more than this share of all weight: with few problems the slow candidates together weigh next to nothing.
-_LEAST_SHARE = 0.02
+_LEAST_SHARE = 0.005
 #: However slow a candidate, it counts something, so that its prediction is not just anything.
 _LEAST_WEIGHT = 0.02
 #: Least share of the features that each tree of a taught order sees.

@@ -52,6 +52,10 @@ _FAR = 1e3
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
+#: Of a forecast, in log latency. The model spends itself on the near-best: what is far behind is forecast too near, and its error
+#: is large for that reason. That is no promise.
+_MOST_ERROR = 0.25
+
 #: Added to the improvement that a problem promises: where none promises any, the distance decides.
 _LEAST_IMPROVEMENT = 1e-6
 
@@ -320,6 +324,7 @@ class _Learner:
             random_state=self._seed,
         ).fit(pool.features[rows], pool.latency_log[rows], groups=pool.owner[rows])
         error = np.exp(model.error_mean_ + model.forests_["error"].predict(pool.features))
+        error = np.minimum(error, _MOST_ERROR)
         return _Forecast(relative_log(model.forests_, pool.features), error)
 
     def _chosen(self, pool: _Pool, forecast: _Forecast | None, size: int) -> list[int]:

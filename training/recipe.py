@@ -13,7 +13,7 @@ SMALL_DATASET = 100
 _SMALL = {
     "n_estimators": 150,
     "max_depth": 4,
-    "min_child_weight": 1.0,
+    "min_child_weight": 0.2,
     "colsample_bytree": 1.0,
     "teacher_trees": 200,
     "teacher_depth": 4,

@@ -197,7 +197,7 @@ def test_facts_that_are_gone_or_changed_are_an_error_on_load(trained, tmp_path, 
         manifest = read_manifest(folder)
         del manifest["files"][COMPILED_FILE]
         manifest["digest"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
     with pytest.raises(ArtifactError, match=COMPILED_FILE):
         RankingModel.load(folder)
 
