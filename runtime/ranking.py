@@ -155,7 +155,10 @@ class Rankers:
         try:
             folder = find_champion(self.folder, self.device, operation_name)
             if folder is None:
-                return None, f"no model of {operation_name} stands for {self.device.name}: ranked by the roofline"
+                return (
+                    None,
+                    f"no model of {operation_name} stands for {self.device.name}: ranked by the roofline",
+                )
             model = RankingModel.load(folder)
             model.facts.setdefault("version", folder.name)
             return model, f"ranked by model {folder.name}"
