@@ -136,7 +136,7 @@ class SelectionCache:
             entries += self._newest(self.folder, place)
         found = {entry.selection.candidate: None for entry in entries}
         found.pop(operation(problem.operation).default, None)
-        return [candidate for candidate in found if _legal(problem, device, candidate)]
+        return [candidate for candidate in found if is_legal(problem, device, candidate)]
 
     def entries(self) -> Iterator[CacheEntry]:
         """Every entry on disk that can be read, in a fixed order; a warning for each that cannot."""
@@ -264,7 +264,8 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _legal(problem: Problem, device: Device, candidate: Candidate) -> bool:
+def is_legal(problem: Problem, device: Device, candidate: Candidate) -> bool:
+    """Whether a candidate of elsewhere is one here: known, in its space, and by every rule."""
     try:
         require_legal(problem, device, candidate)
     except KernelcastError:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from kernelcast import settings
 from kernelcast.datasets.timing import TimingPlan
 from kernelcast.errors import KernelcastError, SettingsError
-from kernelcast.kernels import Candidate, Device, Problem, require_legal
+from kernelcast.kernels import Candidate, Device, Problem
 from kernelcast.kernels.detect import detect
 from kernelcast.kernels.registry import on_change
 from kernelcast.runtime.background import Background
 from kernelcast.runtime.break_even import break_even
-from kernelcast.runtime.cache import CacheKey, SelectionCache
+from kernelcast.runtime.cache import CacheKey, SelectionCache, is_legal
 from kernelcast.runtime.measuring import Measurer, default_selection, sentence
-from kernelcast.runtime.options import check_integer, check_mode, check_number
+from kernelcast.runtime.options import book_of, check_integer, check_mode, check_number, folder_of
 from kernelcast.runtime.pack import PackedSelections
 from kernelcast.runtime.ranking import ModelWarning, Rankers, Ranking
 from kernelcast.runtime.selection import Selection
@@ -30,7 +30,7 @@ from kernelcast.runtime.verify import VERIFY_PLAN
 if TYPE_CHECKING:
     from kernelcast.costmodel.search import PriorRecords
     from kernelcast.runtime.explain import Explanation
-    from kernelcast.runtime.plan import Plan, PlanBook
+    from kernelcast.runtime.plan import Plan
 
 __all__ = ["ModelWarning", "Ranking", "Selector"]
 
@@ -132,14 +132,14 @@ class Selector:
         self.drift_every = drift_every
         self._mode = mode
         packed = None if pack is None else PackedSelections(Path(pack))
-        self.cache = SelectionCache(_folder(cache, settings.cache_dir()), pack=packed)
+        self.cache = SelectionCache(folder_of(cache, settings.cache_dir()), pack=packed)
         self.rankers = Rankers(self.device, self.models)
         self.measurer = Measurer(
             self.device,
             plan=self.plan,
             budget_seconds=budget_seconds,
             workload=workload,
-            store=_folder(store, settings.store_dir()),
+            store=folder_of(store, settings.store_dir()),
         )
         self._priors = priors
         self._guard = threading.Lock()
@@ -150,7 +150,7 @@ class Selector:
         self._rejected: dict[Problem, set[Candidate]] = {}
         self._listeners: list[Listener] = []
         self._later = Background()
-        self._plans = _book(plans)
+        self._plans = book_of(plans)
         _selectors.add(self)
 
     @property
@@ -459,7 +459,7 @@ class Selector:
         if self._priors is None:
             return []
         try:
-            return [each for each in self._priors(problem) if _is_legal(problem, self.device, each)]
+            return [each for each in self._priors(problem) if is_legal(problem, self.device, each)]
         except Exception as error:  # noqa: BLE001 - it is the caller's, and a selection does without
             warnings.warn(
                 f"The priors of {problem} could not be had ({error!r}); selecting without.", stacklevel=2
@@ -488,30 +488,3 @@ class Selector:
             if row is not None and row not in rows:
                 rows.append(row)
         return self.measurer.verify(problem, ranking, rows)
-
-
-def _folder(given: Path | bool | None, default: Path) -> Path | None:
-    if given is False:
-        return None
-    return default if given is None or given is True else Path(given)
-
-
-def _book(plans: Iterable[Plan]) -> PlanBook | None:
-    """The plans, found by the facts that they hold fixed; None without any, which costs no import."""
-    given = list(plans)
-    if not given:
-        return None
-    from kernelcast.runtime.plan import PlanBook
-
-    book = PlanBook()
-    for each in given:
-        book.add(each)
-    return book
-
-
-def _is_legal(problem: Problem, device: Device, candidate: Candidate) -> bool:
-    try:
-        require_legal(problem, device, candidate)
-    except KernelcastError:
-        return False
-    return True

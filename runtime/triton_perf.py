@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ _MOST_KEYS = 10_000
 Size = str | int | Callable[[Mapping[str, Any]], Any]
 
 
-class PerfModel:
+class PerfModel(ABC):
     """What Triton asks for the time of each config, with all of a call's arguments and the config's, by name.
 
     The estimates of a key are made at once for every config that was seen, and remembered. A fault of the model is a warning,
@@ -106,17 +107,17 @@ class PerfModel:
     # What the two kinds differ in.
     _operation_name: str
 
-    def _candidate(self, given: Mapping[str, Any]) -> Candidate:
-        raise NotImplementedError
+    @abstractmethod
+    def _candidate(self, given: Mapping[str, Any]) -> Candidate: ...
 
-    def _key(self, given: Mapping[str, Any]) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _key(self, given: Mapping[str, Any]) -> Any: ...
 
-    def _problem(self, given: Mapping[str, Any], where: torch.device) -> Problem:
-        raise NotImplementedError
+    @abstractmethod
+    def _problem(self, given: Mapping[str, Any], where: torch.device) -> Problem: ...
 
-    def _without_model(self, device: Device) -> AnalyticModel | None:
-        raise NotImplementedError
+    @abstractmethod
+    def _without_model(self, device: Device) -> AnalyticModel | None: ...
 
     def _refused(self, problem: Problem, table: CandidateTable, device: Device) -> Sequence[int]:
         return ()
