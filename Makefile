@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # The repository root holds folders named datasets and kernels: Python must not find them as top-level packages.
 export PYTHONSAFEPATH := 1
 export MLFLOW_DISABLE_TELEMETRY := true
+# Many tests start Python: without the compiled files each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test check check-static lint format types quick bench gpu-check clean
 .DEFAULT_GOAL := help
@@ -12,8 +14,8 @@ export MLFLOW_DISABLE_TELEMETRY := true
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-# The mark is renewed when what is to be installed changes; the package itself is editable.
-$(VENV)/.installed: pyproject.toml setup.py constraints.txt
+# The mark is renewed when what is to be installed or compiled changes; the package itself is editable.
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard */_*.c)
 	test -x $(BIN)/python || $(PY) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,dev]'
@@ -26,7 +28,7 @@ test: $(VENV)/.installed ## every test that this machine can run
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 quick: $(VENV)/.installed ## the tests that take less than about two seconds each
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
 
 check-static: lint format types ## lint, format, types
 

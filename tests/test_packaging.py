@@ -16,10 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from kernelcast.costmodel.walk import engine
+
 pytest.importorskip("build")
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("kernels", "featurizer", "datasets", "costmodel", "training", "runtime")
+SOURCES = sorted(path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).glob("_*.c"))
+COMPILED = {f"kernelcast/{path.with_suffix('').as_posix()}.abi3.so" for path in SOURCES}
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
 
@@ -35,6 +39,14 @@ for module in pkgutil.walk_packages(kernelcast.__path__, "kernelcast."):
     assert found.__file__.startswith(sys.prefix), (module.name, found.__file__)
     seen.append(module.name)
 print("\\n".join(seen))
+"""
+
+SHOW_ENGINE = """
+import numpy as np
+from kernelcast.costmodel import Forest
+from kernelcast.costmodel.walk import Walk, engine
+forest = Forest(np.zeros((1, 1), int), np.ones((1, 1)), np.array([[2.0, 3.0]]), base=0.5, width=1)
+print(engine(), Walk([forest]).predict(np.array([[0.0], [1.0]], np.float32)).tolist())
 """
 
 FAKES = """
@@ -65,7 +77,7 @@ def built(tmp_path_factory):
     source = work / "source"
     source.mkdir()
     for name in ("kernelcast", *ROOMS):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", work / "dist", source, cwd=work)
@@ -80,22 +92,16 @@ def wheel(built):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
+    return install(wheel, tmp_path_factory.mktemp("installed"))
+
+
+def install(wheel, folder):
     """The Python of a new environment that has the wheel, and the libraries of this one but not its kernelcast."""
-    folder = tmp_path_factory.mktemp("installed") / "venv"
+    folder = folder / "venv"
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--no-deps",
-        "--no-index",
-        wheel,
-        cwd=folder,
-    )
+    command = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
+    run(*command, cwd=folder)
     site = Path(
         run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
     )
@@ -124,9 +130,12 @@ def test_every_module_and_folder_is_in_the_wheel(wheel):
     wanted = set()
     for folder, place in [("kernelcast", "kernelcast"), *((room, f"kernelcast/{room}") for room in ROOMS)]:
         for path in (ROOT / folder).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".so", ".c"):
                 wanted.add(f"{place}/{path.relative_to(ROOT / folder).as_posix()}")
-    assert {name for name in found if name.startswith("kernelcast/")} == wanted
+    ours = {name for name in found if name.startswith("kernelcast/")}
+    # Without a C compiler the wheel lacks what is compiled, and works.
+    assert ours - COMPILED == wanted
+    assert "kernelcast/costmodel/_walk.pyi" in wanted
 
 
 def test_no_folder_with_modules_lacks_an_init():
@@ -139,6 +148,30 @@ def test_the_source_distribution_holds_what_a_build_needs(built):
     with tarfile.open(built[0]) as archive:
         inside = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", "kernels/ops/gemm/vendor.py"} <= inside
+    assert "costmodel/_walk.c" in {path.as_posix() for path in SOURCES} <= inside
+
+
+def test_one_wheel_serves_every_version_of_python(wheel):
+    assert wheel.name.startswith("kernelcast-0.1.0-cp311-abi3-")
+
+
+@pytest.mark.skipif(engine() != "compiled", reason="kernelcast was installed without a C compiler")
+def test_what_is_compiled_is_in_the_wheel_and_is_used(wheel, installed, tmp_path):
+    assert "kernelcast/costmodel/_walk.abi3.so" in COMPILED <= names_in(wheel)
+    assert run(installed, "-c", SHOW_ENGINE, cwd=tmp_path).split() == ["compiled", "[[2.5,", "3.5]]"]
+
+
+def test_without_a_compiler_numpy_walks(built, tmp_path):
+    with tarfile.open(built[0]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    [source] = tmp_path.iterdir()
+    build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", source)
+    run("env", "CC=/bin/false", *build, cwd=tmp_path)
+    [wheel] = (source / "dist").iterdir()
+    assert not {name for name in names_in(wheel) if name.endswith((".so", ".c"))}
+    assert "kernelcast/costmodel/_walk.pyi" in names_in(wheel)
+    python = install(wheel, tmp_path)
+    assert run(python, "-c", SHOW_ENGINE, cwd=tmp_path).split() == ["numpy", "[[2.5,", "3.5]]"]
 
 
 def test_the_metadata(wheel):

@@ -53,6 +53,7 @@ def _facts() -> dict[str, dict[str, Any]]:
 
     from kernelcast import __version__, settings
     from kernelcast.cli.common import resolve_device
+    from kernelcast.costmodel.walk import engine
     from kernelcast.kernels.detect import default_threads
 
     def installed(name: str) -> str:
@@ -71,6 +72,7 @@ def _facts() -> dict[str, dict[str, Any]]:
                 name: installed(name)
                 for name in ("torch", "triton", "numpy", "xgboost", "scikit-learn", "mlflow")
             },
+            "tree walk": engine(),
         },
         "folders": {
             "home": str(settings.home()),

@@ -7,21 +7,16 @@ import platform
 
 import pytest
 import torch
-import typer
 
 from kernelcast import __version__
 from kernelcast.cli import app as application
-from kernelcast.cli import doctor
+from kernelcast.costmodel.walk import engine
 from kernelcast.kernels.detect import default_threads, detect
 
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Runs the command: (exit status, standard output, standard error)."""
-    app = typer.Typer()
-    app.callback()(application._options)
-    doctor.attach(app)
-    monkeypatch.setattr(application, "app", app)
     monkeypatch.setenv("KERNELCAST_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -44,6 +39,7 @@ def test_facts_of_the_machine_the_software_and_the_folders(run, tmp_path):
     assert found["software"]["kernelcast"] == __version__
     assert found["software"]["python"] == platform.python_version()
     assert found["software"]["torch"] == torch.__version__
+    assert found["software"]["tree walk"] == engine()
     home = tmp_path / "home"
     assert found["folders"]["home"] == str(home)
     assert found["folders"]["store"] == str(home / "store")
