@@ -30,7 +30,7 @@ def main(quick: bool) -> dict[str, Any]:
     from kernelcast.training.evaluate import evaluate
 
     seeds = 1 if quick else SEEDS
-    small = {"teachers": 1, "teacher_trees": 40, "teacher_rate": 0.25, "n_estimators": 40} if quick else None
+    small = {"n_estimators": 40, "learning_rate": 0.25} if quick else None
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         found = read_problems(recorded_store(Path(folder)), "gemm", device=DEVICE)

@@ -34,6 +34,8 @@ _UNSEEN = 200_000
 
 def main(quick: bool) -> dict[str, Any]:
     """Time everything. Quick: fewer rounds, and a model of fewer trees on made-up data."""
+    from kernelcast.costmodel.heads import order_heads
+
     count = 15 if quick else 60
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -45,7 +47,8 @@ def main(quick: bool) -> dict[str, Any]:
         imports = import_times(5 if quick else 20)
         first = first_selection_ms(folder / "models", 5 if quick else 20)
     figures = bench_rounds.summarise(samples)
-    forest = model.forests["order"]
+    forests = [model.forests[name] for name in order_heads(model.estimate)]
+    trees, depth = sum(forest.trees for forest in forests), max(forest.depth for forest in forests)
     return {
         "title": "Speed of a selection on the host",
         "figures": figures,
@@ -54,8 +57,8 @@ def main(quick: bool) -> dict[str, Any]:
         "import": imports,
         "first_selection_ms": first,
         "model": {
-            "trees": forest.trees,
-            "depth": forest.depth,
+            "trees": trees,
+            "depth": depth,
             "features": len(model.feature_names),
             "fitted_on": source,
         },
@@ -78,7 +81,7 @@ def main(quick: bool) -> dict[str, Any]:
         "notes": [
             bench_rounds.noise_note(figures, count),
             f"Selecting for {DEVICE}, {facts['problem']} and its like (another m and n each time, so that nothing is remembered of "
-            f"the problem): {forest.trees} trees of depth {forest.depth} for the order, and {len(model.feature_names)} "
+            f"the problem): {trees} trees of depth {depth} for the order, and {len(model.feature_names)} "
             f"features, fitted on {source}. The candidates are of the variants that the model knows.",
             "A cold selection goes from a problem to a Selection in mode predict: legal candidates of a space of just these, "
             "features, prediction with its uncertainty, ranking. Nothing is written to disk.",
@@ -169,8 +172,8 @@ def _model(folder: Path, quick: bool) -> tuple[RankingModel, str]:
     else:
         data = load_problems(recorded_store(folder / "store"), "gemm", device=DEVICE)[:_FITTED_PROBLEMS]
         source = f"{len(data)} recorded problems"
-    # The default trees; quick ones learn from no teachers, which costs no trees either.
-    estimator = CostModel(n_jobs=1, **({"teachers": 0, "error_folds": 0} if quick else {}))
+    # The default trees; the folds of the error cost time to fit and none to predict.
+    estimator = CostModel(n_jobs=1, **({"error_folds": 0} if quick else {}))
     registered = folder / "models" / DEVICE
     artifact = registered / "gemm" / _VERSION
     RankingModel.fit(data, estimator).save(artifact)
@@ -230,13 +233,15 @@ def _calls_of_rows(
     model: RankingModel, models: Path, table: CandidateTable, described: Problem, unseen: Iterator[Problem]
 ) -> dict[str, Callable[[], Any]]:
     """What is done with the candidates of one table."""
-    from kernelcast.costmodel.heads import HEADS
+    from kernelcast.costmodel.heads import OTHER_HEADS, order_heads
     from kernelcast.costmodel.walk import Walk
     from kernelcast.kernels.devices import device
 
     where = device(DEVICE)
     features = model.features(described, table, where)
-    order, heads = Walk([model.forests["order"]]), Walk([model.forests[name] for name in HEADS])
+    names = order_heads(model.estimate)
+    order = Walk([model.forests[name] for name in names])
+    heads = Walk([model.forests[name] for name in (*names, *OTHER_HEADS)])
     selector = _selector(models, table)
     chosen = selector.select(described)
     if chosen.source != "predicted" or chosen.candidates != len(table):

@@ -47,7 +47,7 @@ def main(quick: bool) -> dict[str, Any]:
         "seconds": seconds,
         "tables": [seconds_table(seconds)],
         "notes": [
-            f"{len(data):,} problems, {rows:,} rows, the default parameters: the teachers, three heads, and the "
+            f"{len(data):,} problems, {rows:,} rows, the default parameters: three forests for the order, and the "
             "folds behind the predicted error. A fit includes the features.",
             "Times are wall clock, in turn; smallest and largest show the noise.",
         ],

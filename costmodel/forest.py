@@ -112,6 +112,10 @@ class Forest:
     def _alone(self) -> Walk:
         return Walk([self])
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy makes its own walk: one that was compiled holds memory of this process.
+        return {name: value for name, value in self.__dict__.items() if name != "_alone"}
+
     def contributions(self, features: np.ndarray) -> tuple[float, np.ndarray]:
         """What each feature adds to each prediction.
 

@@ -15,7 +15,7 @@ import numpy as np
 from kernelcast.costmodel.adaptive import Adaptive
 from kernelcast.costmodel.artifact import read_artifact, read_file, write_artifact
 from kernelcast.costmodel.forest import Forest
-from kernelcast.costmodel.heads import HEADS
+from kernelcast.costmodel.heads import OTHER_HEADS, combined, contributions, order_heads
 from kernelcast.costmodel.prediction import Contribution, Prediction
 from kernelcast.costmodel.walk import Walk
 from kernelcast.errors import ArtifactError, InvalidRecordError, ModelError
@@ -86,6 +86,7 @@ class RankingModel:
         facts: the manifest's free part: device, dataset hash, versions, held-out scores, ...
         compiled: what the compiler made of candidates, where the schema has features of it.
         adaptive: what it knows of its own limits; None where it was not asked.
+        estimate: the feature that estimates the time, which the order adds to; None where there is none.
     """
 
     schema: FeatureSchema
@@ -96,6 +97,7 @@ class RankingModel:
     estimator: CostModel | None = None
     compiled: CompiledFacts | None = None
     adaptive: Adaptive | None = None
+    estimate: int | None = None
 
     def __post_init__(self) -> None:
         self._complete = Featurizer(self.schema, self.compiled)
@@ -105,18 +107,25 @@ class RankingModel:
             for forest in self.forests.values()
             for place in np.unique(forest.feature % forest.width)
         }
+        if self.estimate is not None:
+            if not 0 <= self.estimate < len(names):
+                raise ArtifactError(
+                    f"The model's estimate is feature {self.estimate}; there are {len(names)}."
+                )
+            looked_at.add(self.estimate)
         # What no tree looks at is not worked out for a prediction.
         needed = [names[place] for place in sorted(looked_at) if place < len(names)]
         self._featurizer = Featurizer(self.schema, self.compiled, needed)
         self._spaces: tuple[list[str], dict[str, Block]] | None = None
-        self._walks: dict[tuple[str, ...], Walk] = {}
+        self._walks: dict[bool, Walk] = {}
         if not (math.isfinite(self.level_mean) and math.isfinite(self.error_mean)):
             raise ArtifactError(
                 f"The model's level is {self.level_mean} and its error {self.error_mean}; both must be finite."
             )
-        for name in HEADS:
+        self._order = order_heads(self.estimate)
+        for name in (*self._order, *OTHER_HEADS):
             if name not in self.forests:
-                raise ArtifactError(f"The model has no head {name!r}.")
+                raise ArtifactError(f"The model has no head {name!r}. Train it again.")
             if self.forests[name].width != len(self._featurizer.names):
                 raise ArtifactError(
                     f"The model's trees take {self.forests[name].width} features; its schema, as this kernelcast "
@@ -161,24 +170,17 @@ class RankingModel:
         from sklearn.base import clone
 
         from kernelcast.costmodel.calibrate import assess
-        from kernelcast.costmodel.synthetic import synthetic_rows
         from kernelcast.costmodel.uncertainty import regions
 
         # A copy: two models fitted with one estimator must not save each other's trees.
         problems = [item.problem for item in data]
         copy = CostModel() if estimator is None else clone(estimator)
         featurizer = Featurizer(schema, compiled)
-        more = synthetic_rows(data, featurizer, copy.random_state, weights) if copy.teachers else None
-        without = spared(featurizer.names, X)
-        X[:, without] = math.nan
-        if more is not None:
-            more[0][:, without] = math.nan
+        X[:, spared(featurizer.names, X)] = math.nan
         fitted = copy.fit(
             X,
             y,
             groups=groups,
-            unlabelled=None if more is None else more[0],
-            unlabelled_groups=None if more is None else more[1],
             estimate=estimate_place(featurizer.names, X),
             sample_weight=None if weights is None else np.asarray(weights)[groups],
             clusters=regions(problems)[groups],
@@ -191,6 +193,7 @@ class RankingModel:
             estimator=fitted,
             compiled=compiled if schema.compile_facts else None,
             adaptive=assess(problems, [item.table for item in data], y, groups, fitted.left_out_),
+            estimate=fitted.estimate_,
         )
 
     def features(self, problem: Problem, table: CandidateTable, device: Device) -> np.ndarray:
@@ -213,8 +216,9 @@ class RankingModel:
         """
         features = self._featurizer.borrowed(problem, table, device)
         covered = self._featurizer.covers(table)
-        heads = self._walk(HEADS if uncertainty else HEADS[:-1]).predict(features)
-        relative, level = heads[:2]
+        heads = self._walk(uncertainty).predict(features)
+        relative = combined(heads, features, self.estimate)
+        level = heads[len(self._order)]
         # The level is the mean over the candidates that the model knows and that may be chosen: others, of which a large
         # space has far more than any problem in fitting had, must not shift it.
         every = covered.all() or not covered.any()
@@ -224,7 +228,7 @@ class RankingModel:
             near &= covered
         shift = self.level_mean + (level - relative)[near].sum() / max(np.count_nonzero(near), 1)
         if uncertainty:
-            error = np.maximum(np.exp(self.error_mean + heads[2]), _LEAST_ERROR)
+            error = np.maximum(np.exp(self.error_mean + heads[-1]), _LEAST_ERROR)
         else:
             error = np.full(len(table), math.nan)
         if self.adaptive is None:
@@ -245,7 +249,7 @@ class RankingModel:
             IndexError: there is no such row.
         """
         values = self._complete(problem, table, device)[row]
-        start, parts = self.forests["order"].contributions(values[None])
+        start, parts = contributions(self.forests, values[None], self.estimate)
         found = [
             Contribution(name, unit, float(value), float(part))
             for name, unit, value, part in zip(
@@ -256,11 +260,12 @@ class RankingModel:
         found.sort(key=lambda each: -abs(each.contribution_log))
         return [Contribution("", "", math.nan, start), *found]
 
-    def _walk(self, heads: tuple[str, ...]) -> Walk:
-        """The walk through some heads."""
-        found = self._walks.get(heads)
+    def _walk(self, uncertainty: bool) -> Walk:
+        """The walk through all heads, or through all but that of the error."""
+        found = self._walks.get(uncertainty)
         if found is None:
-            found = self._walks[heads] = Walk([self.forests[name] for name in heads])
+            names = (*self._order, *(OTHER_HEADS if uncertainty else OTHER_HEADS[:-1]))
+            found = self._walks[uncertainty] = Walk([self.forests[name] for name in names])
         return found
 
     def spaces(self) -> dict[str, Block]:
@@ -291,7 +296,9 @@ class RankingModel:
         """
         if self.estimator is None:
             raise ModelError("A loaded model has no xgboost booster to save; copy its folder instead.")
-        boosters = {name: bytes(self.estimator.boosters_[name].save_raw("json")) for name in HEADS}
+        boosters = {
+            name: bytes(booster.save_raw("json")) for name, booster in self.estimator.boosters_.items()
+        }
         more = {} if self.compiled is None else {COMPILED_FILE: self.compiled.to_json()}
         write_artifact(folder, {**self._stated(), "facts": self.facts}, boosters, self.forests, more)
 
@@ -304,6 +311,7 @@ class RankingModel:
             "feature_names": self.feature_names,
             "level_mean": self.level_mean,
             "error_mean": self.error_mean,
+            **({} if self.estimate is None else {"estimate": self.estimate}),
             **({} if self.adaptive is None else {"adaptive": self.adaptive.to_dict()}),
         }
 
@@ -331,6 +339,7 @@ class RankingModel:
                     else None
                 ),
                 adaptive=Adaptive.from_dict(manifest["adaptive"]) if "adaptive" in manifest else None,
+                estimate=int(manifest["estimate"]) if "estimate" in manifest else None,
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ArtifactError(

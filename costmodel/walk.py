@@ -1,8 +1,9 @@
-"""The walk through forests: all trees and rows step down together, so a prediction is a few gathers a level.
+"""The walk through several forests over the same features: compiled where it was built, in numpy elsewhere.
 
-A tree of depth d is 2**d - 1 nodes and 2**d leaves. The nodes of one level of all trees lie one after the other: the
-children of node i of a level are the nodes 2 i and 2 i + 1 of the next, whatever tree it is of. Forests of one width are
-walked as one, and their leaves added up apart.
+Both take complete trees level by level and add up the leaves of each forest apart. The compiled one is in ``_walk.c``, which
+says how. In numpy all trees and rows step down together, so a prediction is a few gathers a level: the nodes of one level of
+all trees lie one after the other, and the children of node i of a level are the nodes 2 i and 2 i + 1 of the next, whatever
+tree it is of.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +21,15 @@ from kernelcast.errors import ModelError
 if TYPE_CHECKING:
     from kernelcast.costmodel.forest import Forest
 
-#: Trees times rows that are walked at a time: what is read and written of them stays in a core's cache.
+try:
+    from kernelcast.costmodel import _walk
+except ImportError:  # no compiler was there when kernelcast was installed
+    _COMPILED = False
+else:
+    # One that was built from older sources may take something else.
+    _COMPILED = getattr(_walk, "VERSION", None) == 1
+
+#: Trees times rows that numpy walks at a time: what is read and written of them stays in a core's cache.
 _CHUNK = 16384
 #: Shapes of chunks that a thread has arrays for.
 _MOST_SHAPES = 8
@@ -28,28 +37,108 @@ _MOST_SHAPES = 8
 _local = threading.local()
 
 
+def engine() -> str:
+    """What walks forests here: ``compiled``, or ``numpy`` where kernelcast was installed without a C compiler."""
+    return "compiled" if _COMPILED else "numpy"
+
+
 class Walk:
     """Several forests over the same features.
 
     Args:
-        forests: at least one; all have the same width.
+        forests: at least one; all have the same width. They are copied.
+        native: whether the compiled walk is used where there is one.
+
+    Attributes:
+        width: number of features.
+        engine: what walks them, ``compiled`` or ``numpy``.
 
     Raises:
         ModelError: there is none, or their widths differ.
     """
 
-    def __init__(self, forests: Sequence[Forest]) -> None:
+    def __init__(self, forests: Sequence[Forest], *, native: bool = True) -> None:
         if not forests or len({forest.width for forest in forests}) > 1:
             raise ModelError(
                 f"Forests of the widths {[forest.width for forest in forests]} cannot be walked as one."
             )
+        self.width = forests[0].width
+        self._forests = tuple(forests)
+        self._native = native
+        looked_at = np.unique(np.concatenate([forest.feature.ravel() for forest in forests]))
+        # More columns than a compiled node can name are no schema's.
+        native = native and _COMPILED and len(looked_at) <= _walk.MAX_COLUMNS
+        self.engine = "compiled" if native else "numpy"
+        self._packed: Any = None
+        self._levels: _Levels | None = None
+        if native:
+            column_of = np.zeros(2 * self.width, dtype=np.uint16)
+            column_of[looked_at] = np.arange(len(looked_at))
+            packed = [
+                (
+                    forest.depth,
+                    forest.base,
+                    np.ascontiguousarray(column_of[forest.feature]),
+                    np.ascontiguousarray(forest.threshold),
+                    np.ascontiguousarray(forest.leaf),
+                )
+                for forest in forests
+            ]
+            self._packed = _walk.pack(self.width, looked_at, tuple(packed))
+        else:
+            self._levels = _Levels(forests, looked_at)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What was packed is memory of this process.
+        return _again, (self._forests, self._native)
+
+    def predict(self, features: np.ndarray) -> np.ndarray:
+        """Predict rows.
+
+        Args:
+            features: float32 [rows, width]; NaN is a missing value.
+
+        Returns:
+            float64 [forests, rows]. Equal to xgboost's own predictions up to the order of a float32 sum.
+
+        Raises:
+            ModelError: another number of features.
+        """
+        self.check(features)
+        out = np.empty((len(self._forests), len(features)))
+        if self._levels is None:
+            _walk.walk(self._packed, np.ascontiguousarray(features, dtype=np.float32), out)
+        else:
+            self._levels.predict(features, out)
+        return out
+
+    def check(self, features: np.ndarray) -> None:
+        """Raise a ModelError where features are no rows of this width."""
+        if features.ndim != 2 or features.shape[1] != self.width:
+            raise ModelError(
+                f"The trees take rows of {self.width} features; an array of the shape {features.shape} was given."
+            )
+
+
+def _again(forests: tuple[Forest, ...], native: bool) -> Walk:
+    return Walk(forests, native=native)
+
+
+class _Levels:
+    """The walk in numpy.
+
+    Args:
+        forests: of one width.
+        looked_at: int32 [columns], what their nodes look at, sorted.
+    """
+
+    def __init__(self, forests: Sequence[Forest], looked_at: np.ndarray) -> None:
         self.width = forests[0].width
         self._base = np.array([forest.base for forest in forests])[:, None]
         # The deepest first: where some trees end, those that go on are the first ones.
         order = sorted(range(len(forests)), key=lambda place: -forests[place].depth)
         firsts = [0, *itertools.accumulate(forests[place].trees for place in order)]
         # The features that some node sends right where they are missing are there twice.
-        looked_at = np.unique(np.concatenate([forest.feature.ravel() for forest in forests]))
         twice = looked_at[looked_at >= self.width]
         self._twice = (twice - self.width).astype(np.intp)
         self._stages: list[_Stage] = []
@@ -74,32 +163,12 @@ class Walk:
             self._stages.append(_Stage(sum(forest.trees for forest in going), tuple(levels), tuple(ending)))
         self._trees = firsts[-1]
 
-    def predict(self, features: np.ndarray) -> np.ndarray:
-        """Predict rows.
-
-        Args:
-            features: float32 [rows, width]; NaN is a missing value.
-
-        Returns:
-            float64 [forests, rows]. Equal to xgboost's own predictions up to the order of a float32 sum.
-
-        Raises:
-            ModelError: another number of features.
-        """
-        self.check(features)
-        out = np.empty((len(self._base), len(features)))
+    def predict(self, features: np.ndarray, out: np.ndarray) -> None:
+        """Predict rows into ``out``, [forests, rows]."""
         step = max(_CHUNK // max(self._trees, 1), 1)
         for start in range(0, len(features), step):
             self._walk(features[start : start + step], out[:, start : start + step])
         out += self._base
-        return out
-
-    def check(self, features: np.ndarray) -> None:
-        """Raise a ModelError where features are no rows of this width."""
-        if features.ndim != 2 or features.shape[1] != self.width:
-            raise ModelError(
-                f"The trees take rows of {self.width} features; an array of the shape {features.shape} was given."
-            )
 
     def _walk(self, features: np.ndarray, out: np.ndarray) -> None:
         """Walk some rows; the sums of the leaves go to ``out``, [forests, rows]."""

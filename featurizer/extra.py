@@ -15,7 +15,7 @@ _LIBRARY_TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 
 #: General columns that say less than those of a tile.
 _SPARED = frozenset(
     {
-        "flops_waste", "traffic_reuse", "scratch_share", "calls", "programs", "inner_steps", "compute_us", "memory_us",
+        "warps", "shared_bytes", "accumulators", "flops_waste", "traffic_reuse", "scratch_share", "calls", "programs", "inner_steps", "compute_us", "memory_us",
         "scratch_us", "launch_us", "blocks_per_core", "waves", "tail", "busy_share", "step_us", "roofline_us",
     }
 )  # fmt: skip
@@ -104,20 +104,19 @@ def _of_gemm(problem: Problem, device: Device) -> np.ndarray:
     ldb = problem["ldb"] or (k if layout[1] == "t" else n)
     element = float(problem.element_bytes.bit_length() - 1)
     most = 7.0 - element
-    steps = [min(alignment(step), most) + element for step in (lda, ldb, n)]
-    lengths = [
-        alignment(length) + element
-        for length in (m if layout[0] == "t" else k, k if layout[1] == "t" else n, n)
-    ]
-    tiled = [min(step, length) for step, length in zip(steps, lengths, strict=True)]
-    shared = [min(alignment(k), 6.0), math.log2(max(m, 1) / max(n, 1))]
-    area, cores = max(m * n, 1), device.cores
+    row_n = min(alignment(n), most) + element
+    row_a, row_b = min(alignment(lda), most) + element, min(alignment(ldb), most) + element
+    tiled_a = min(row_a, alignment(m if layout[0] == "t" else k) + element)
+    tiled_b = min(row_b, alignment(k if layout[1] == "t" else n) + element)
+    area, cores = (m * n) or 1, device.cores
+    shared = [min(alignment(k), 6.0), math.log2((m or 1) / (n or 1))]
     for tile_m, tile_n in _LIBRARY_TILES:
-        tiles = -(-m // tile_m) * -(-n // tile_n)
-        shared.append(-(-tiles // cores) * cores * tile_m * tile_n / area)
+        turns = -(-(-(-m // tile_m) * -(-n // tile_n)) // cores)
+        shared.append(turns * cores * tile_m * tile_n / area)
     shared.append(balance(problem, device))
-    both = [[*aligned, min(*aligned, 4.0), *shared] for aligned in (steps, tiled)]
-    return np.array(both)[:, :, None]
+    library = [row_a, row_b, row_n, min(row_a, row_b, row_n, 4.0), *shared]
+    tiled = [tiled_a, tiled_b, row_n, min(tiled_a, tiled_b, row_n, 4.0), *shared]
+    return np.array([library, tiled])[:, :, None]
 
 
 def alignment(size: int) -> float:

@@ -92,6 +92,9 @@ class Featurizer:
         self._extra = len(extra_names(schema.operation)) if schema.with_work else 0
         self._wants_extra = self._wants(extra_names(schema.operation))
         self._wants_compiled = compiled is not None and schema.compile_facts and self._wants(COMPILED_UNITS)
+        # Amounts of work come first among the columns of what candidates make the hardware do.
+        known = len(_WORK_UNITS) + len(ANALYTIC_UNITS)
+        self._unwanted = 0 if self._wants_work or self._wants_compiled else known
         self._logs = _runs(
             [
                 self._units.get(name, "").startswith("log2")
@@ -238,7 +241,9 @@ class Featurizer:
                 start += block.length
                 out[rows, self._shared : self._shared + self._own] = self._config_features(block)
             if schema.with_work:
-                out[:, self._shared + self._own :] = self._amounts(problem, table, device, *needed).T
+                first = self._shared + self._own + self._unwanted
+                out[:, self._shared + self._own : first] = math.nan
+                out[:, first:] = self._amounts(problem, table, device, *needed).T
         except KeyError as error:
             raise ModelError(
                 f"{problem} lacks {error}, which the model's features need. Train it again."
@@ -300,13 +305,16 @@ class Featurizer:
     def _amounts(
         self, problem: Problem, table: CandidateTable, device: Device, flops: float, moved_bytes: float
     ) -> np.ndarray:
-        """The columns of what candidates make the hardware do: float64 [columns, rows]."""
-        count = len(self._columns) - self._shared - self._own
+        """The columns of what candidates make the hardware do, without the first ones where these are unwanted.
+
+        float64 [columns, rows].
+        """
+        count = len(self._columns) - self._shared - self._own - self._unwanted
         known = variants(self.schema.operation)
         out = _scratch("amounts", np.float64, count, len(table))
         out.fill(np.nan)
         own = len(WORK_NAMES)
-        work = out[:own]  # the first columns are ratios of these amounts
+        work = out[: 0 if self._unwanted else own]  # the first columns are ratios of these amounts
         unknown = []  # recorded under a variant that this version does not have
         start = 0
         for block in table.blocks:
@@ -339,7 +347,7 @@ class Featurizer:
     ) -> None:
         """Fill in the columns of the operation and of the compiler: ``out`` is [columns, rows of the block]."""
         if self._wants_extra:
-            first = len(_WORK_UNITS) + len(ANALYTIC_UNITS)
+            first = len(_WORK_UNITS) + len(ANALYTIC_UNITS) - self._unwanted
             extra_features(problem, block, device, out[first : first + self._extra])
         compiled = self._compiled if self._wants_compiled else None
         if compiled is not None and compiled.target == device.architecture:

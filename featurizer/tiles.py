@@ -10,6 +10,7 @@ Everything of a config that no size decides is worked out once for a class of pr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,14 @@ from kernelcast.kernels import Block, Columns, Device, Problem
 from kernelcast.kernels.candidate import remembered
 from kernelcast.kernels.triton_operands import matmul_class
 from kernelcast.kernels.triton_rules import tile_facts
+
+try:
+    from kernelcast.featurizer import _tiles
+except ImportError:  # no compiler was there when kernelcast was installed
+    _COMPILED = False
+else:
+    # One that was built from older sources may take something else.
+    _COMPILED = getattr(_tiles, "VERSION", None) == 1
 
 #: Columns of a config that the estimate needs.
 TILE_COLUMNS = ("block_m", "block_n", "block_k", "num_stages", "num_warps")
@@ -43,8 +52,6 @@ PAGE_CYCLES = 3.3
 SIMT_SPILL, SIMT_SPILL_COST = 128.0 * 64.0, 2.5
 #: Rows of tiles that are taken together where a config does not say.
 GROUP_ROWS = 8.0
-#: The exponent of the mean of times that overlap: between their sum (1) and the largest (infinity).
-_OVERLAP = 3.0
 
 #: Names and units of the columns, in order. The logged ones come first.
 TILE_UNITS = {
@@ -62,6 +69,8 @@ TILE_UNITS = {
     "tile_waste_n": "1",
     "tile_waste_k": "1",
     "tile_resident": "blocks",
+    "tile_shared_bytes": "bytes",
+    "tile_accumulators": "registers",
     "tile_warp_loads": "log2",
     "tile_load_density": "log2",
     "tile_shared_share": "log2",
@@ -75,14 +84,15 @@ _LOGGED = 8
 _COUNTED = 13
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Sizes:
-    """What of the estimate one problem decides on one device."""
+    """What of the estimate one problem decides on one device. Never written to; one that is frozen takes longer to make."""
 
     key: tuple[object, ...]  # names the class of problems whose configs have the same facts
     widths: tuple[float, float, float]  # bytes that one load of A, of B and one store of C can have
     pages: tuple[float, float]  # how much of a page each row of A and of B costs
     sizes: np.ndarray  # m, n, k: [3, 1]
+    numbers: np.ndarray  # all that the compiled estimate takes: [1, numbers]
     cores: float
     macs: float  # multiply-adds a cycle of one core
     work: float  # of one core, in multiply-adds, were the problem spread evenly
@@ -109,8 +119,8 @@ def tile_features(problem: Problem, block: Block, device: Device, out: np.ndarra
     They are: the estimate over the least time that the problem takes; the time of memory and of the blocks' lives over
     the cycles of the busiest core; what that core multiplies over its even share; traffic over what is compulsory; steps
     over stages; a step's cycles over those of its multiplications; resident warps that have work; tiles of the busiest
-    core, and how full the last turn is; padding along each side; and, of the config alone: blocks that a core holds,
-    loads of one warp in a step, loads per multiplication, the time of shared memory, of the load units, of pages and of
+    core, and how full the last turn is; padding along each side; and, of the config alone: blocks that a core holds, shared
+    memory of a block and accumulators of a thread, loads of one warp in a step, loads per multiplication, the time of shared memory, of the load units, of pages and of
     the stores over that of the multiplications; and the bytes of A and of B that lie together in a tile.
 
     Args:
@@ -122,17 +132,20 @@ def tile_features(problem: Problem, block: Block, device: Device, out: np.ndarra
     sizes = _sizes(problem, device)
     if sizes is None or any(name not in block.columns for name in TILE_COLUMNS):
         return
-    # Shared memory depends on more of the alignment than the widths of loads do.
-    key = "tiles", matmul_class(problem, device), sizes.key
-    facts = remembered(block.columns, key, lambda columns: _config_facts(problem, columns, device, sizes))
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        _estimate(sizes, facts, out)
+    facts = remembered(
+        block.columns, sizes.key, lambda columns: _config_facts(problem, columns, device, sizes)
+    )
+    if _COMPILED:
+        _tiles.estimate(sizes.numbers, facts, out)
+    else:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            _estimate(sizes, facts, out)
 
 
 def _estimate(of: _Sizes, facts: np.ndarray, out: np.ndarray) -> None:
     sides = facts[:3]
     multiply, bound, page_cubed, wait, store, life_step, life_start, quarter_warps, ahead, reads = facts[3:13]
-    resident, volume = facts[13:15]
+    volume, resident = facts[13:15]
     counts = of.sizes / sides
     whole = np.ceil(counts)
     rows, columns, steps = whole
@@ -146,7 +159,7 @@ def _estimate(of: _Sizes, facts: np.ndarray, out: np.ndarray) -> None:
     else:
         step = np.maximum(multiply / np.minimum(active * quarter_warps, 1.0), bound)
     if of.paged:
-        step = np.cbrt(step**3 + page_cubed)
+        step = np.cbrt(step * step * step + page_cubed)
     if of.narrow:
         # Nothing is loaded ahead: only other blocks hide the latency.
         step = np.maximum(step, (LATENCY_CYCLES + step / active) / active)
@@ -157,12 +170,14 @@ def _estimate(of: _Sizes, facts: np.ndarray, out: np.ndarray) -> None:
 
     group = np.minimum(rows, GROUP_ROWS)
     beside = np.minimum(of.cores * resident, tiles) / group
-    np.clip(beside, 1.0, columns, out=beside)
+    np.maximum(beside, 1.0, out=beside)
+    np.minimum(beside, columns, out=beside)
     a_bytes, b_bytes, c_bytes = of.moved
     traffic = c_bytes + (a_bytes if of.cached[0] else a_bytes * np.ceil(columns / beside))
     traffic = traffic + (b_bytes if of.cached[1] else b_bytes * np.ceil(rows / group))
     memory = traffic * of.cycles_per_byte
-    total = np.cbrt(busy**_OVERLAP + memory**_OVERLAP + life**_OVERLAP) + of.launch
+    # The exponent of the mean of times that overlap: between their sum (1) and the largest (infinity).
+    total = np.cbrt(busy * busy * busy + memory * memory * memory + life * life * life) + of.launch
 
     out[0] = total / of.least
     out[1] = memory / busy
@@ -176,12 +191,11 @@ def _estimate(of: _Sizes, facts: np.ndarray, out: np.ndarray) -> None:
     np.minimum(turns, 64.0, out=out[8])
     np.divide(even, turns, out=out[9])
     np.divide(whole, counts, out=out[10:13])
-    out[_COUNTED] = resident
-    out[_COUNTED + 1 :] = facts[15:]
+    out[_COUNTED:] = facts[14:]
 
 
 def _config_facts(problem: Problem, columns: Columns, device: Device, of: _Sizes) -> np.ndarray:
-    """What of a config all problems of one class share: float64 [23, rows]."""
+    """What of a config all problems of one class share: float64 [25, rows]."""
     block_m, block_n, block_k, stages, warps = (columns[name].astype(np.float64) for name in TILE_COLUMNS)
     (width_a, width_b, width_c), (pages_a, pages_b), layout = of.widths, of.pages, problem["layout"]
     element = float(problem.element_bytes)
@@ -246,7 +260,7 @@ def _config_facts(problem: Problem, columns: Columns, device: Device, of: _Sizes
     return np.vstack(
         [
             block_m, block_n, block_k, plain, bound, page**3, LATENCY_CYCLES / ahead, store, life_step, life_start,
-            warps / 4.0, ahead, reads, resident, volume, logged,
+            warps / 4.0, ahead, reads, volume, resident, tile.shared_bytes, tile.accumulators, logged,
         ]
     )  # fmt: skip
 
@@ -264,39 +278,90 @@ def _sizes(problem: Problem, device: Device) -> _Sizes | None:
 
 
 def _find_sizes(problem: Problem, device: Device) -> _Sizes | None:
-    peak = device.flops_per_second(problem.dtype, allow_tf32=problem.allow_tf32)
-    if device.kind != "gpu" or not (peak and device.cores and device.clock_hz and device.memory_bandwidth):
+    rates = _rates(problem, device)
+    if rates is None:
         return None
-    m, n, k = (max(problem[name], 1) for name in ("m", "n", "k"))
+    m, n, k = (size or 1 for size in (problem["m"], problem["n"], problem["k"]))
     element, layout = float(problem.element_bytes), problem["layout"]
     row_a, row_b = (m if layout[0] == "t" else k), (k if layout[1] == "t" else n)
     step_a, step_b = (problem["lda"] or row_a), (problem["ldb"] or row_b)
     widths = _width(step_a, row_a, element), _width(step_b, row_b, element), _width(n, n, element)
     pages = _page_level(step_a * element), _page_level(step_b * element)
-    cores, clock = float(device.cores), device.clock_hz
-    macs = peak / 2.0 / cores / clock
-    work = float(m) * n * k / cores
+    work = float(m) * n * k / rates.cores
     moved = (element * m * k, element * k * n, element * m * n)
-    cycles_per_byte = clock / device.memory_bandwidth
-    compute, memory = work / macs, sum(moved) * cycles_per_byte
-    launch = LAUNCH_US * 1e-6 * clock
+    compute, memory = work / rates.macs, sum(moved) * rates.cycles_per_byte
+    least = max(compute, memory) + rates.launch
+    cached = moved[0] < rates.cached_bytes, moved[1] < rates.cached_bytes
+    narrow = min(widths[0], widths[1]) < 4.0
+    simt = problem.dtype == "float32" and not problem.allow_tf32
+    paged = pages != (0.0, 0.0)
+    numbers = np.array(
+        [
+            [
+                m, n, k, rates.cores, work, least, rates.launch, *moved, *cached, rates.cycles_per_byte, narrow, simt, paged,
+                LATENCY_CYCLES, GROUP_ROWS,
+            ]
+        ],
+        dtype=np.float64,
+    )  # fmt: skip
     return _Sizes(
-        key=(device.fingerprint, problem.dtype, problem.allow_tf32, widths, pages, layout),
+        # Shared memory depends on more of the alignment than the widths of loads do.
+        key=("tiles", matmul_class(problem, device), widths, pages),
         widths=widths,
         pages=pages,
-        sizes=np.array([[m], [n], [k]], dtype=np.float64),
-        cores=cores,
-        macs=macs,
+        sizes=numbers[0, :3, None],
+        numbers=numbers,
+        cores=rates.cores,
+        macs=rates.macs,
         work=work,
-        least=max(compute, memory) + launch,
-        launch=launch,
+        least=least,
+        launch=rates.launch,
         moved=moved,
-        cached=(moved[0] < L2_SHARE * device.l2_bytes, moved[1] < L2_SHARE * device.l2_bytes),
-        cycles_per_byte=cycles_per_byte,
-        narrow=min(widths[:2]) < 4.0,
-        simt=problem.dtype == "float32" and not problem.allow_tf32,
-        paged=any(pages),
-        balance=float(np.log2(compute / memory)),
+        cached=cached,
+        cycles_per_byte=rates.cycles_per_byte,
+        narrow=narrow,
+        simt=simt,
+        paged=paged,
+        balance=math.log2(compute / memory),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """What a device does in a cycle, with operands of one dtype."""
+
+    cores: float
+    macs: float  # multiply-adds a cycle of one core
+    cycles_per_byte: float
+    launch: float
+    cached_bytes: float
+
+
+#: What :func:`_rates` found, and how much of that is kept.
+_RATES: dict[tuple[str, str, bool], _Rates | None] = {}
+_MOST_RATES = 256
+
+
+def _rates(problem: Problem, device: Device) -> _Rates | None:
+    key = device.fingerprint, problem.dtype, problem.allow_tf32
+    if key not in _RATES:
+        if len(_RATES) >= _MOST_RATES:
+            _RATES.clear()
+        _RATES[key] = _find_rates(problem, device)
+    return _RATES[key]
+
+
+def _find_rates(problem: Problem, device: Device) -> _Rates | None:
+    peak = device.flops_per_second(problem.dtype, allow_tf32=problem.allow_tf32)
+    if device.kind != "gpu" or not (peak and device.cores and device.clock_hz and device.memory_bandwidth):
+        return None
+    cores, clock = float(device.cores), device.clock_hz
+    return _Rates(
+        cores=cores,
+        macs=peak / 2.0 / cores / clock,
+        cycles_per_byte=clock / device.memory_bandwidth,
+        launch=LAUNCH_US * 1e-6 * clock,
+        cached_bytes=L2_SHARE * device.l2_bytes,
     )
 
 
@@ -307,4 +372,6 @@ def _width(step: int, row: int, element: float) -> float:
 
 def _page_level(stride_bytes: float) -> float:
     """How much of a page each row costs, from 0 to 1 in eighths: few values, so that few classes arise."""
-    return round(8.0 * min(max(float(np.log2(stride_bytes / PAGE_STRIDE)) / 2.0, 0.0), 1.0)) / 8.0
+    if stride_bytes <= PAGE_STRIDE:
+        return 0.0
+    return round(8.0 * min(math.log2(stride_bytes / PAGE_STRIDE) / 2.0, 1.0)) / 8.0

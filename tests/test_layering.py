@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cases import for_each
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -94,9 +95,9 @@ def test_every_room_is_there():
     assert len(found) > 50
 
 
-@pytest.mark.parametrize("module", modules())
-def test_imports_point_one_way(module):
-    assert faults(modules()[module].read_text(encoding="utf-8"), module) == []
+@for_each(("module", "path"), modules().items())
+def test_imports_point_one_way(module, path):
+    assert faults(path.read_text(encoding="utf-8"), module) == []
 
 
 def test_no_script_imports_a_room_as_a_top_level_name():
@@ -122,7 +123,7 @@ def test_the_rooms_are_those_that_are_packaged():
         assert sorted(value) == sorted(ROOMS)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("module", "source"),
     [
         ("kernelcast.kernels.problem", "import kernelcast.featurizer"),

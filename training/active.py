@@ -23,7 +23,6 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from kernelcast.costmodel import AnalyticModel
-from kernelcast.costmodel.heads import relative_log
 from kernelcast.datasets.jobs import Job, Result, Strategy
 from kernelcast.datasets.record import Measurement
 from kernelcast.datasets.strategy import Limit
@@ -316,16 +315,15 @@ class _Learner:
         if np.count_nonzero(compared) < _LEAST_PROBLEMS:
             return None
         model = CostModel(
-            teachers=1,
-            teacher_trees=self._plan.trees,
-            teacher_depth=self._plan.depth,
-            teacher_rate=0.15,
+            n_estimators=self._plan.trees,
+            max_depth=self._plan.depth,
+            learning_rate=0.15,
             error_folds=2,
             random_state=self._seed,
         ).fit(pool.features[rows], pool.latency_log[rows], groups=pool.owner[rows])
         error = np.exp(model.error_mean_ + model.forests_["error"].predict(pool.features))
         error = np.minimum(error, _MOST_ERROR)
-        return _Forecast(relative_log(model.forests_, pool.features), error)
+        return _Forecast(model.predict(pool.features), error)
 
     def _chosen(self, pool: _Pool, forecast: _Forecast | None, size: int) -> list[int]:
         """Rows of the pool to measure next, those of one problem together or not."""

@@ -11,12 +11,10 @@ from kernelcast.errors import ModelError
 SMALL_DATASET = 100
 
 _SMALL = {
-    "n_estimators": 150,
+    "n_estimators": 200,
     "max_depth": 4,
     "min_child_weight": 0.2,
     "colsample_bytree": 1.0,
-    "teacher_trees": 200,
-    "teacher_depth": 4,
 }
 
 
@@ -26,7 +24,7 @@ def hyperparameters(
     """All parameters of the estimator for a dataset of some size.
 
     From :data:`SMALL_DATASET` problems on, the defaults of :class:`kernelcast.costmodel.CostModel`. Below, the shapes
-    are too few to support deep interactions: trees of depth 4, the teachers' too; single candidates may have leaves of their own, and
+    are too few to support deep interactions: trees of depth 4; single candidates may have leaves of their own, and
     every tree sees every feature, of which few tell anything yet.
 
     Args:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernelcast.costmodel import ProblemData, RankingModel, read_manifest
+from kernelcast.costmodel.heads import order_heads
 from kernelcast.costmodel.locate import read_alias
 from kernelcast.errors import ArtifactError, ModelError
 from kernelcast.kernels import Device
@@ -191,9 +192,14 @@ def _estimator(params: Mapping[str, Any]) -> CostModel:
 
 
 def _importance(model: RankingModel) -> dict[str, float]:
-    """Share of each feature in the gain of all splits of the head that orders, the largest first."""
+    """Share of each feature in the gain of all splits of the heads that order, the largest first."""
     assert model.estimator is not None
-    gains = model.estimator.boosters_["order"].get_score(importance_type="total_gain")
+    gains: Counter[str] = Counter()
+    for name in order_heads(model.estimate):
+        of_head = model.estimator.boosters_[name].get_score(importance_type="total_gain")
+        # The heads' targets differ in scale: each counts as much as another.
+        total = sum(of_head.values()) or 1.0
+        gains.update({feature: gain / total for feature, gain in of_head.items()})
     total = sum(gains.values()) or 1.0
     named = {name: gains.get(f"f{index}", 0.0) / total for index, name in enumerate(model.feature_names)}
     return dict(sorted(named.items(), key=lambda pair: (-pair[1], pair[0])))

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from cases import for_each
 
 from kernelcast import kernels
 from kernelcast.costmodel import AnalyticModel
@@ -62,7 +63,7 @@ def test_an_empty_table_and_an_unknown_device():
     assert found.latency_us[0] == pytest.approx(4.0)
 
 
-@pytest.mark.parametrize("name", kernels.operation_names())
+@for_each("name", kernels.operation_names())
 def test_every_candidate_of_every_operation_has_a_finite_prediction(name):
     schema = kernels.operation(name).schema
     for size in (1, 64):

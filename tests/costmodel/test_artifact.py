@@ -35,7 +35,7 @@ def kept(tmp_path_factory):
         ProblemData(toy(m), GPU, TABLE, np.log(m + np.abs(np.arange(4.0) - m % 4)), np.full(4, np.nan))
         for m in range(4, 40)
     ]
-    model = RankingModel.fit(data, CostModel(n_estimators=4, max_depth=3, teachers=0, n_jobs=1))
+    model = RankingModel.fit(data, CostModel(n_estimators=4, max_depth=3, n_jobs=1))
     model.facts = {"device": GPU.to_dict(), "held_out": {"efficiency@1": 0.9375, "note": "café"}}
     folder = tmp_path_factory.mktemp("kept") / "model"
     model.save(folder)
@@ -48,7 +48,7 @@ def folder(kept, tmp_path):
 
 
 NAMES = ["manifest.json"] + [
-    f"{head}.{kind}" for head in ("order", "level", "error") for kind in ("json", "npz")
+    f"{head}.{kind}" for head in ("difference", "slowdown", "level", "error") for kind in ("json", "npz")
 ]
 
 
@@ -211,7 +211,7 @@ def test_a_manifest_that_lists_no_files(folder, files):
             read(folder)
 
 
-@pytest.mark.parametrize("head", ["order", "level", "error"])
+@pytest.mark.parametrize("head", ["difference", "slowdown", "level", "error"])
 def test_a_manifest_that_leaves_a_head_out(folder, head):
     files = read_manifest(folder)["files"]
     rewritten(folder, files={name: digest for name, digest in files.items() if name != f"{head}.npz"})

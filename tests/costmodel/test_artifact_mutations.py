@@ -38,9 +38,7 @@ def fitted(shift):
         )
         for m in range(4, 30)
     ]
-    model = RankingModel.fit(
-        data, CostModel(n_estimators=3, max_depth=3, teachers=0, error_folds=0, n_jobs=1)
-    )
+    model = RankingModel.fit(data, CostModel(n_estimators=3, max_depth=3, error_folds=0, n_jobs=1))
     model.facts = {"device": GPU.to_dict(), "held_out": {"efficiency@1": 0.9375, "note": "caf\u00e9"}}
     return model
 
@@ -128,7 +126,7 @@ def wrong_values_sealed(rng, files, other):
         ("error_mean", [None, "x", [], {}, 10**400, math.nan, -math.inf]),
         ("facts", [None, 5, [5], "x", [["a", 1]]]),
         ("adaptive", [None, 5, [], {}, "x", {"reach": None, "calibration": None}]),
-        ("files", [None, 5, [], {}, "x", {"order.npz": 5}, {"../order.npz": "0" * 64}]),
+        ("files", [None, 5, [], {}, "x", {"level.npz": 5}, {"../level.npz": "0" * 64}]),
     ]
     if rng.random() < 0.5:
         name, values = rng.choice(choices)
@@ -149,7 +147,7 @@ def wrong_values_sealed(rng, files, other):
 
 def sealed_arrays(rng, files, other):
     """Arrays whose bytes were damaged before the manifest was written over them: the digest fits."""
-    name = rng.choice(["order.npz", "level.npz", "error.npz"])
+    name = rng.choice(["difference.npz", "slowdown.npz", "level.npz", "error.npz"])
     with zipfile.ZipFile(io.BytesIO(files[name])) as archive:
         arrays = {each: archive.read(each) for each in archive.namelist()}
     which = rng.choice(sorted(arrays))

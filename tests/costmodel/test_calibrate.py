@@ -103,7 +103,7 @@ def test_a_model_keeps_what_it_knows_of_its_limits(tmp_path):
         ProblemData(problem, where, table, rng.normal([0.2, 0.0, 0.1, 0.3], 0.1), np.full(4, 0.01))
         for problem in shapes(60)
     ]
-    model = RankingModel.fit(data, CostModel(n_estimators=5, max_depth=2, teachers=0, n_jobs=1))
+    model = RankingModel.fit(data, CostModel(n_estimators=5, max_depth=2, n_jobs=1))
     assert model.adaptive.calibration.problems == 60
     model.save(tmp_path / "model")
     back = RankingModel.load(tmp_path / "model")

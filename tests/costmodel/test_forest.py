@@ -57,6 +57,7 @@ def same(booster, forest, X):
     found = forest.predict(X)
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(Walk([forest], native=False).predict(X)[0], found, rtol=0, atol=1e-9)
     # The order is the same wherever the library tells two rows apart by more than the rounding of its sum.
     order = np.argsort(found, kind="stable")
     assert (np.diff(wanted[order]) > -1e-5).all()
@@ -211,12 +212,13 @@ def test_any_tree_is_walked_by_the_definition(found, data):
     assert forest.predict(np.array(rows, dtype=np.float32)).tolist() == wanted
     # Beside others, of whatever depth, each forest says what it says alone.
     others = [Forest.from_xgboost_json(model_of(some)) for some in ([], found[:1], [leaf_only(0.25)])]
-    both = Walk([*others, forest]).predict(np.array(rows, dtype=np.float32))
-    assert both.shape == (4, len(rows))
-    assert both[3].tolist() == wanted
-    assert both[0].tolist() == [0.0] * len(rows)
-    assert both[1].tolist() == [walk(found[0], row) for row in rows]
-    assert both[2].tolist() == [0.25] * len(rows)
+    for native in (True, False):
+        both = Walk([*others, forest], native=native).predict(np.array(rows, dtype=np.float32))
+        assert both.shape == (4, len(rows))
+        assert both[3].tolist() == wanted
+        assert both[0].tolist() == [0.0] * len(rows)
+        assert both[1].tolist() == [walk(found[0], row) for row in rows]
+        assert both[2].tolist() == [0.25] * len(rows)
 
 
 def leaf_only(value):

@@ -21,7 +21,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("xgboost")
 
 GPU = Device("toy-gpu", "gpu", "nvidia", "sm80", 108, memory_bandwidth=1e12, peak_flops=(("float32", 1e13),))
-QUICK = {"n_estimators": 40, "max_depth": 5, "learning_rate": 0.2, "teachers": 0, "n_jobs": 1}
+QUICK = {"n_estimators": 40, "max_depth": 5, "learning_rate": 0.2, "n_jobs": 1}
 
 TABLE = CandidateTable.of(
     [
@@ -231,7 +231,7 @@ def test_the_design_is_the_problems_one_after_the_other():
 
 
 def test_two_models_fitted_with_one_estimator_keep_their_own_trees(tmp_path):
-    estimator = CostModel(n_estimators=3, teachers=0, n_jobs=1)
+    estimator = CostModel(n_estimators=3, n_jobs=1)
     first = RankingModel.fit(measured([toy(40, 8), toy(100, 64)]), estimator)
     before = first.predict(toy(50, 50), TABLE, GPU).log_latency
     RankingModel.fit(measured([toy(800, 800), toy(900, 64)]), estimator)
@@ -311,7 +311,7 @@ def test_a_model_of_a_catalogued_operation_takes_part_in_the_physics():
         ProblemData(problem, GPU, table, np.log(problem["m"] + np.arange(4.0)), np.full(4, np.nan))
         for problem in problems
     ]
-    fitted = RankingModel.fit(data, CostModel(n_estimators=3, teachers=0, n_jobs=1))
+    fitted = RankingModel.fit(data, CostModel(n_estimators=3, n_jobs=1))
     assert "roofline_us" in fitted.feature_names
     assert np.isfinite(fitted.predict(problems[0], table, GPU).log_latency).all()
 

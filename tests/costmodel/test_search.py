@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from cases import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,7 +126,7 @@ def test_features_tell_what_the_parameters_do_not():
     assert values[with_it.best] == 0.0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("build", "message"),
     [
         (lambda: Search(TABLE, default=200), "table has 200 candidates"),

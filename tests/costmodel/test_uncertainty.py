@@ -140,7 +140,7 @@ def test_the_estimator_leaves_out_together_what_it_is_told_to():
     from kernelcast.costmodel import CostModel
 
     X, target, _, group, _, _ = made_up(40)
-    small = CostModel(n_estimators=5, max_depth=2, teachers=0, n_jobs=1)
+    small = CostModel(n_estimators=5, max_depth=2, n_jobs=1)
     left_out = small.fit(X, target, group, clusters=group // 10).left_out_
     assert sorted(np.bincount(left_out.fold)) == [80, 80, 160]
     assert all(len(set(left_out.fold[group // 10 == each])) == 1 for each in range(4))

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 import pytest
+from cases import for_each
 
 from kernelcast.errors import ArtifactError, InvalidRecordError
 from kernelcast.featurizer import FeatureSchema, Featurizer
@@ -129,7 +130,7 @@ def test_facts_survive_json_and_their_order_does_not_count():
     np.testing.assert_array_equal(read.lookup(ALIKE, TABLE.blocks[1]), FACTS.lookup(ALIKE, TABLE.blocks[1]))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "content",
     [
         b"",

@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -166,7 +167,7 @@ def problems_of(name):
 
 
 @pytest.mark.parametrize("name", kernels.operation_names())
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_features_of_every_operation_and_variant(name, data):
     described = data.draw(problems_of(name))

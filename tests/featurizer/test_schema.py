@@ -8,6 +8,7 @@ import json
 
 import numpy as np
 import pytest
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,7 +74,7 @@ def test_a_schema_survives_json():
     assert read.hash == SCHEMA.hash
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [
         {"operation": "other"},
@@ -98,7 +99,7 @@ def test_another_version_is_refused():
         FeatureSchema.from_dict({**SCHEMA.to_dict(), "version": FEATURE_VERSION + 1})
 
 
-@pytest.mark.parametrize("field", list(SCHEMA.to_dict()))
+@for_each("field", list(SCHEMA.to_dict()))
 def test_a_field_that_is_missing_or_of_another_type_is_refused(field):
     whole = SCHEMA.to_dict()
     lacking = {name: value for name, value in whole.items() if name != field}

@@ -7,8 +7,10 @@ import math
 
 import numpy as np
 import pytest
+from cases import for_each
 
 from kernelcast import kernels
+from kernelcast.featurizer import tiles
 from kernelcast.featurizer.tiles import TILE_UNITS, balance, tile_features
 from kernelcast.kernels import Candidate, CandidateTable
 from kernelcast.kernels.devices import device
@@ -89,8 +91,8 @@ def test_without_tensor_cores_a_fuller_core_is_faster():
     assert many < few  # one block of four warps a core cannot hide what two can
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 2**20, 7), (2**20, 16, 2**20), (8192, 8192, 8192)], ids=str)
+@for_each("layout", ["nn", "nt", "tn", "tt"])
+@for_each("sizes", [(1, 1, 1), (3, 2**20, 7), (2**20, 16, 2**20), (8192, 8192, 8192)], ids=str)
 def test_it_is_finite_and_never_beats_the_least_time(layout, sizes):
     x = found(
         gemm(*sizes, layout=layout), {}, {"num_stages": 1}, {"block_m": 16, "block_k": 128, "num_warps": 1}
@@ -127,3 +129,66 @@ def test_where_nothing_is_known_nothing_is_said():
 def test_balance_is_the_time_of_arithmetic_over_that_of_traffic():
     flops, moved = 2.0 * 1024 * 2048 * 4096, 2.0 * (1024 * 4096 + 4096 * 2048 + 1024 * 2048)
     assert balance(gemm(1024, 2048, 4096), A100) == pytest.approx(math.log2(flops / 312e12 * 2039e9 / moved))
+
+
+@pytest.mark.skipif(not tiles._COMPILED, reason="kernelcast was installed without a C compiler")
+@pytest.mark.parametrize("where", ["a100-sxm4-80gb", "h100-sxm5-80gb", "t4"])
+def test_the_compiled_estimate_is_that_of_numpy(where, monkeypatch):
+    rng = np.random.default_rng(0)
+    changes = [
+        {"block_m": int(m), "block_n": int(n), "block_k": int(k), "num_stages": int(s), "num_warps": int(w)}
+        for m, n, k, s, w in zip(
+            *(
+                rng.choice(sides, 40)
+                for sides in ([16, 32, 128, 256], [16, 64, 256], [16, 32, 128], [1, 2, 5], [1, 4, 8])
+            ),
+            strict=True,
+        )
+    ]
+    kinds = set()
+    for number in range(60):
+        m, n, k = (int(2 ** rng.uniform(0, 14)) for _ in range(3))
+        # Rows that allow wide loads, narrow ones, and ones that cost pages; products with and without tensor cores.
+        m, n, k = (size * (1, 1, 8)[number % 3] for size in (m, n, k))
+        described = gemm(
+            m, n, k,
+            dtype=("float16", "float32", "bfloat16")[number % 3],
+            allow_tf32=number % 2 == 0,
+            layout=("nn", "nt", "tn", "tt")[number % 4],
+        )  # fmt: skip
+        compiled = found(described, *changes, where=device(where))
+        sizes = tiles._sizes(described, device(where))
+        kinds.add((sizes.simt, sizes.paged, sizes.narrow, *sizes.cached))
+        monkeypatch.setattr(tiles, "_COMPILED", False)
+        by_numpy = found(described, *changes, where=device(where))
+        monkeypatch.setattr(tiles, "_COMPILED", True)
+        for name in TILE_UNITS:
+            np.testing.assert_allclose(compiled[name], by_numpy[name], rtol=1e-12, atol=1e-12, err_msg=name)
+    assert len(kinds) >= 8
+
+
+@pytest.mark.skipif(not tiles._COMPILED, reason="kernelcast was installed without a C compiler")
+def test_the_compiled_estimate_stays_within_its_arrays():
+    sizes = tiles._sizes(gemm(64, 64, 64), A100)
+    numbers, facts, out = sizes.numbers, np.ones((25, 3)), np.full((24, 5), 7.0)
+    tiles._tiles.estimate(numbers, facts, out[:, 1:4])
+    assert (out[:, [0, 4]] == 7.0).all()
+    assert not (out[:, 1:4] == 7.0).any()
+    for bad in (
+        (numbers[:, :-1], facts, out[:, :3]),
+        (numbers[0], facts, out[:, :3]),
+        (numbers, facts[:-1], out[:, :3]),
+        (numbers, facts, out),
+        (numbers, facts, out[:-1, :3]),
+        (numbers, facts.astype(np.float32), out[:, :3]),
+        (numbers, np.ones((3, 25)).T, out[:, :3]),
+        (numbers, facts, out[:, ::2]),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            tiles._tiles.estimate(*bad)
+    fixed = np.zeros((24, 3))
+    fixed.setflags(write=False)
+    with pytest.raises(ValueError, match="read-only"):
+        tiles._tiles.estimate(numbers, facts, fixed)
+    with pytest.raises(TypeError, match="3 arguments"):
+        tiles._tiles.estimate(numbers, facts)

@@ -64,7 +64,7 @@ def test_a_models_contributions_add_up_and_say_why_a_rival_lost(tmp_path):
         # Twice as slow for every halving of num_warps: the one thing there is to learn.
         log = np.array([math.log(800.0 / dict(c.config).get("num_warps", 1)) for c in table])
         data.append(ProblemData(each, a100, table, log, np.full(len(table), np.nan)))
-    model = RankingModel.fit(data, CostModel(n_estimators=30, teachers=0, error_folds=0, n_jobs=1))
+    model = RankingModel.fit(data, CostModel(n_estimators=30, error_folds=0, n_jobs=1))
     asked = data[2].problem
     table = data[2].table
     prediction = model.predict(asked, table, a100)

@@ -385,9 +385,7 @@ def model(lab, saved, tmp_path):
             table = candidates(problem, HERE)
             log_latency = np.array([0.0 if c.variant == "last" else 2.0 for c in table])
             data.append(ProblemData(problem, HERE, table, log_latency, np.full(len(table), np.nan)))
-        small = CostModel(
-            n_estimators=30, max_depth=3, learning_rate=0.3, teachers=0, error_folds=0, n_jobs=1
-        )
+        small = CostModel(n_estimators=30, max_depth=3, learning_rate=0.3, error_folds=0, n_jobs=1)
         fitted = RankingModel.fit(data, small)
         fitted.facts["device"] = HERE.to_dict()
         fitted.save(saved)
@@ -416,14 +414,14 @@ def test_a_model_ranks_and_the_choice_says_which(make, lab, tmp_path, model):
 @pytest.mark.parametrize("how", ["array", "manifest", "missing", "alias", "alias to nothing", "empty"])
 def test_a_broken_model_is_the_roofline_and_a_warning(make, lab, model, how):
     if how == "array":
-        path = model / VERSION / "order.npz"
+        path = model / VERSION / "difference.npz"
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 0xFF
         path.write_bytes(content)
     elif how == "manifest":
         (model / VERSION / "manifest.json").write_text("{")
     elif how == "missing":
-        (model / VERSION / "order.npz").unlink()
+        (model / VERSION / "difference.npz").unlink()
     elif how == "alias":
         (model / "champion.json").write_text("[]")
     elif how == "alias to nothing":

@@ -415,7 +415,6 @@ def test_a_quarter_of_recorded_products_teaches_nearly_what_all_do(tmp_path):
             "n_estimators": 50,
             "max_depth": 5,
             "learning_rate": 0.15,
-            "teachers": 0,
             "error_folds": 1,
             "n_jobs": 1,
         }

@@ -24,7 +24,7 @@ pytest.importorskip("xgboost")
 
 A100 = device("a100")
 TILES = [(rows, columns) for rows in (16, 32, 64, 128) for columns in (32, 128)]
-SMALL = {"n_estimators": 20, "max_depth": 3, "teachers": 0, "error_folds": 1, "n_jobs": 1}
+SMALL = {"n_estimators": 20, "max_depth": 3, "error_folds": 1, "n_jobs": 1}
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,6 @@ QUICK = {
     "n_estimators": 120,
     "max_depth": 5,
     "learning_rate": 0.15,
-    "teachers": 0,
     "error_folds": 0,
     "n_jobs": 1,
 }

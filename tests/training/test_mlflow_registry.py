@@ -13,7 +13,7 @@ from kernelcast.training.mlflow_registry import CHAMPION, VERSION_TAG, model_nam
 from kernelcast.training.train import train
 
 A100 = device("a100-sxm4-80gb")
-SMALL = {"n_estimators": 10, "max_depth": 3, "teachers": 0, "error_folds": 0, "n_jobs": 1}
+SMALL = {"n_estimators": 10, "max_depth": 3, "error_folds": 0, "n_jobs": 1}
 pytestmark = pytest.mark.slow
 
 

@@ -37,7 +37,7 @@ def save_model(folder: Path, *, device: Device = GPU, level: float = 1.0, datase
     names = Featurizer(schema).names
     at = np.array([[names.index("variant_vendor")]], dtype=np.int32)
     forest = Forest(at, np.array([[0.5]]), np.array([[0.0, 1.0]]), base=0.0, width=len(names))
-    heads = ("order", "level", "error")
+    heads = ("difference", "slowdown", "level", "error")
     record = json.dumps({"record_version": 1, "problems": []}).encode()
     manifest = {
         "operation": "toy",

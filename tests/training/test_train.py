@@ -24,7 +24,7 @@ from kernelcast.training.train import standing_of, train
 
 A100 = device("a100-sxm4-80gb")
 TILES = [(rows, columns) for rows in (16, 32, 64, 128) for columns in (32, 128)]
-SMALL = {"n_estimators": 40, "teachers": 0, "error_folds": 2, "n_jobs": 1}
+SMALL = {"n_estimators": 40, "error_folds": 2, "n_jobs": 1}
 
 
 def candidate(rows: int, columns: int) -> Candidate:
@@ -298,7 +298,7 @@ def test_the_champion_is_judged_on_what_it_had_not_seen_and_by_what_was_noted(fi
 def test_a_broken_champion_does_not_stand_in_the_way(first, tmp_path):
     _, data, _ = first
     one = trained(tmp_path, data)
-    (one.model_dir / "order.npz").write_bytes(b"")
+    (one.model_dir / "difference.npz").write_bytes(b"")
     two = trained(tmp_path, data)
     assert two.promoted
     assert "No champion stands yet" in two.reason
@@ -320,8 +320,7 @@ def test_a_constant_model_is_not_promoted(tmp_path):
         ProblemData(item.problem, A100, item.table, np.full(len(item.table), 3.0), item.error_log)
         for item in dataset(30)
     ]
-    # Without teachers and with few trees nothing but the measurements is learned.
-    constant = {"teachers": 0, "n_estimators": 10}
+    constant = {"n_estimators": 10}
     result = train(flat, device=A100, models_dir=tmp_path, tracking=False, estimator_params=constant)
     assert not result.promoted
     assert "one latency for all candidates" in result.reason

@@ -16,7 +16,7 @@ from kernelcast.training.transfer import evaluate_transfer, fit_transfer, proble
 
 OLD = device("a100-sxm4-80gb")
 NEW = device("h100-sxm5-80gb")
-SMALL = {"n_estimators": 40, "max_depth": 4, "teachers": 0, "error_folds": 0, "n_jobs": 1}
+SMALL = {"n_estimators": 40, "max_depth": 4, "error_folds": 0, "n_jobs": 1}
 
 
 def measured(where, count, seed=0, penalty=0.0):
@@ -60,9 +60,9 @@ def test_a_few_measured_problems_teach_what_only_the_new_device_does():
 def test_the_same_seed_gives_the_same_model():
     old, new = measured(OLD, 10), measured(NEW, 4, seed=1)
     one, two = (fit_transfer(old, new, estimator_params=SMALL, seed=3) for _ in range(2))
-    assert np.array_equal(one.forests["order"].leaf, two.forests["order"].leaf)
+    assert np.array_equal(one.forests["difference"].leaf, two.forests["difference"].leaf)
     none = fit_transfer(old, [], estimator_params=SMALL, seed=3)
-    assert not np.array_equal(one.forests["order"].leaf, none.forests["order"].leaf)
+    assert not np.array_equal(one.forests["difference"].leaf, none.forests["difference"].leaf)
 
 
 @pytest.mark.parametrize(
