@@ -29,8 +29,8 @@ import math
 import os
 import random
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,18 @@ from kernelcast.datasets.bench import Bench
 from kernelcast.datasets.clocks import Clock, CpuClock, GpuClock, clock_for
 from kernelcast.datasets.observing import Facts, Observer
 from kernelcast.datasets.record import Measurement, Protocol
+from kernelcast.datasets.rounds import (
+    Columns,
+    RaceResult,
+    error_of,
+    known,
+    leader,
+    leader_of,
+    median,
+    paired_ratios,
+    quantile,
+    scatter_of,
+)
 from kernelcast.datasets.surroundings import (
     candidate_bytes,
     cpu_threads,
@@ -50,6 +62,7 @@ from kernelcast.kernels import Candidate, CandidateTable, Device, Problem
 from kernelcast.kernels.detect import torch_device
 
 __all__ = [
+    "BUSY_SCATTER",
     "PROTOCOL",
     "Clock",
     "CpuClock",
@@ -60,7 +73,9 @@ __all__ = [
     "clock_for",
     "leader",
     "measure",
+    "quantile",
     "race",
+    "scatter_of",
     "tf32_allowed",
 ]
 
@@ -75,6 +90,9 @@ _LEAST_SECONDS = 1e-3
 #: the system may add to one.
 _WITNESSES = 3
 _INTERRUPTION_US = 20_000.0
+
+#: Samples of one candidate whose quartiles are further apart than this share of their median are those of a busy machine.
+BUSY_SCATTER = 0.25
 
 _measuring = threading.Lock()
 
@@ -102,8 +120,8 @@ class TimingPlan:
         race_margin: a candidate this much slower than the best (as a log ratio), beyond noise, is raced out.
         hopeless: a candidate this many times slower than the best is raced out before ``least_rounds``: when two samples
             and the call timed before the race say so, or at once if it is so long that no interruption explains it.
-        settled_error: the race ends when the standard error of every candidate that still runs, relative to the leader, is
-            at most this; 0 takes all rounds.
+        settled_log: the race ends when each candidate that still runs is slower than the leader beyond two errors, or within
+            this log ratio of it by two errors (:func:`_settled` has the details); 0 takes all rounds.
         seed: of the inputs and the order.
     """
 
@@ -115,7 +133,7 @@ class TimingPlan:
     repeats: int = 20
     race_margin: float = 0.05
     hopeless: float = 3.0
-    settled_error: float = 0.0
+    settled_log: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -125,95 +143,13 @@ class TimingPlan:
             min(whole) < 1
             or not all(0 < value < math.inf for value in positive)
             or not self.race_margin >= 0
-            or not 0 <= self.settled_error < math.inf
+            or not 0 <= self.settled_log < math.inf
             or not self.hopeless > 1
         ):
             raise InvalidRecordError(
                 f"A timing plan needs positive rounds, repeats and seconds, a race_margin of at least 0 and a hopeless "
                 f"ratio above 1; this is {self}."
             )
-
-
-@dataclass(frozen=True)
-class RaceResult:
-    """What the rounds gave.
-
-    Attributes:
-        samples_us: float64 [rounds, candidates]; NaN where a candidate was not visited.
-        beaten_log: candidate -> how much slower than the leader (as a log ratio) it was beyond doubt when it was raced
-            out.
-    """
-
-    samples_us: np.ndarray
-    beaten_log: Mapping[int, float] = field(default_factory=dict)
-
-    def paired_log(self) -> np.ndarray:
-        """Log latency of each candidate less that of the leader, from rounds that both ran in: [candidates].
-
-        The median over rounds of the paired log ratio: drift between rounds cancels. The leader has 0; a candidate
-        without a round has NaN. One that was raced out has at least what was beyond doubt then: it may share only a
-        round or two with who leads at the end, and an interruption of the leader in these would make it look fast.
-        """
-        paired = np.array([np.median(ratios) if len(ratios) else np.nan for ratios in self._ratios()])
-        for index, least in self.beaten_log.items():
-            paired[index] = max(paired[index], least)
-        return paired
-
-    def paired_error(self) -> np.ndarray:
-        """Standard error of each :meth:`paired_log`, from its spread over rounds: [candidates].
-
-        0 for the leader; NaN for a candidate that ran in fewer than two rounds.
-        """
-        if not self.samples_us.size:
-            return np.zeros(0)
-        errors = np.array([_error(ratios) for ratios in self._ratios()])
-        errors[leader(self.samples_us)] = 0.0
-        return errors
-
-    def error_log(self) -> np.ndarray:
-        """Standard error of the log latency of each candidate, from its spread over rounds: [candidates].
-
-        Drift between rounds is in it, as it is in a latency that is not compared with others of the same rounds.
-        """
-        return np.array([_error(np.log(column[np.isfinite(column)])) for column in self.samples_us.T])
-
-    def _ratios(self) -> list[np.ndarray]:
-        """Log ratios to the leader, of each candidate, over the rounds that both ran in."""
-        if not self.samples_us.size:
-            return []
-        logs = np.log(self.samples_us)
-        ratios = logs - logs[:, [leader(self.samples_us)]]
-        return [column[np.isfinite(column)] for column in ratios.T]
-
-
-def leader(samples_us: np.ndarray) -> int:
-    """The fastest of the candidates that ran in the most rounds; the first of equals.
-
-    Each sample is taken relative to the mean of its round over these candidates (which all ran in the same rounds, as
-    who leaves does not come back), so that drift between rounds cancels.
-    """
-    counts = np.isfinite(samples_us).sum(axis=0)
-    longest = np.flatnonzero(counts == counts.max())
-    logs = np.log(samples_us[:, longest])
-    logs = logs[np.isfinite(logs).all(axis=1)]
-    if not len(logs):
-        return int(longest[0])
-    return int(longest[np.argmin(np.median(logs - logs.mean(axis=1, keepdims=True), axis=0))])
-
-
-def _error(logs: np.ndarray) -> float:
-    """Standard error of a median of logs, from the mean absolute deviation; NaN for fewer than two.
-
-    sqrt(pi / 2) turns the mean absolute deviation of a normal distribution into its standard deviation, and is the
-    standard error of a median over that of a mean. The last factor makes two errors cover 95% for few values too, as
-    Student's quantiles do for a mean (fitted to simulated normal samples of 2 to 20). The median absolute deviation
-    would not do: of three values it is the smaller gap, often next to nothing.
-    """
-    count = len(logs)
-    if count < 2:
-        return math.nan
-    deviation = float(np.abs(logs - np.median(logs)).mean()) * math.sqrt(count / (count - 1))
-    return max(math.pi / 2 * deviation / math.sqrt(count) * (1 + 3.5 / (count - 1) ** 2), 1e-4)
 
 
 def race(
@@ -271,6 +207,7 @@ def race(
     shuffle = random.Random(plan.seed)
     spent_s = np.zeros(count)
     rounds: list[np.ndarray] = []
+    columns: list[list[float]] = [[] for _ in range(count)]
     beaten: dict[int, float] = {}
     with _steady():
         for number in range(1, plan.rounds + 1):
@@ -287,9 +224,11 @@ def race(
             rounds.append(row)
             if on_round is not None:
                 on_round(row)
-            samples = np.stack(rounds)
-            samples[:, sorted(failed)] = np.nan
-            beaten_now = _beaten(samples, running, plan, estimates_us)
+            for index, log in enumerate(np.log(row).tolist()):
+                columns[index].append(log)
+            for index in failed:
+                columns[index] = [math.nan] * number
+            beaten_now = _beaten(columns, running, plan, estimates_us)
             beaten |= beaten_now
             running -= beaten_now.keys()
             # A candidate that has used its time up keeps its samples and leaves; the leader too, as its own samples
@@ -300,55 +239,85 @@ def race(
             # The last one runs on until its own median is worth something.
             if len(running) < 2 <= count and number >= plan.least_rounds:
                 break
-            if number >= plan.least_rounds and _settled(RaceResult(samples, beaten), running, plan):
+            if number >= plan.least_rounds and _settled(columns, running, plan):
                 break
             next_s = sum(spent_s[i] for i in running) / number
             if clock.now_s() - started + next_s > plan.seconds:
                 break
+    samples = np.stack(rounds)
+    samples[:, sorted(failed)] = np.nan
     return RaceResult(samples, beaten)
 
 
-def _settled(result: RaceResult, running: Collection[int], plan: TimingPlan) -> bool:
-    """Whether no further round would change what is known of the candidates that run."""
-    if not plan.settled_error:
+def _settled(columns: Columns, running: Collection[int], plan: TimingPlan) -> bool:
+    """Whether no further round would change what is known of the candidates that run.
+
+    Each must be slower than the leader, in its fastest sample too, or surely no further from it than counts. The first, which is
+    what runs without us, must be so beyond three errors, each other beyond two, or so far that it may be the faster one by no
+    more than counts. Where the first does not lead and its samples scatter as on a busy machine, nothing is known: few samples
+    that were all interrupted agree.
+    """
+    most = plan.settled_log
+    if not most:
         return False
-    return bool((result.paired_error()[sorted(running)] <= plan.settled_error).all())
+    best = leader_of(columns)
+    if best and _scatter(columns[0]) > BUSY_SCATTER:
+        return False
+    for index in running:
+        if index == best:
+            continue
+        ratios = paired_ratios(columns[index], columns[best])
+        gap, doubt = median(ratios), 2.0 * error_of(ratios)
+        beyond = gap > doubt or gap > max(doubt - most, most) if index else gap > 1.5 * doubt
+        slower = beyond and min(known(columns[index])) > min(known(columns[best]))
+        if not (slower or gap + doubt <= most):
+            return False
+    return True
+
+
+def _scatter(column: Sequence[float]) -> float:
+    return scatter_of([math.exp(log) for log in known(column)])
 
 
 def _beaten(
-    samples_us: np.ndarray, running: Collection[int], plan: TimingPlan, estimates_us: Sequence[float]
+    columns: Columns, running: Collection[int], plan: TimingPlan, estimates_us: Sequence[float]
 ) -> dict[int, float]:
     """Candidates that are slower than the leader beyond doubt -> by how much at least, as a log ratio.
 
     What interrupts a sample only ever makes it longer, on a busy machine that of every third. So no median of few may
-    throw a candidate out: its fastest samples must agree.
+    throw a candidate out: its fastest samples must agree. In a race that ends when it is settled, the first stays while
+    it has fewer than three samples, or they scatter as on a busy machine.
     """
-    best = leader(samples_us)
-    logs = np.log(samples_us)
-    if not np.isfinite(logs[:, best]).any():
+    best = leader_of(columns)
+    own = known(columns[best])
+    if not own:
         return {}  # all have failed
-    level = float(np.nanmedian(logs[:, best]))
+    level = median(own)
     hopeless = math.log(plan.hopeless)
     beaten = {}
     for index in running:
-        ratios = logs[:, index] - logs[:, best]
-        ratios = np.sort(ratios[np.isfinite(ratios)])
-        if index == best or not len(ratios):
+        ratios = sorted(paired_ratios(columns[index], columns[best]))
+        if index == best or not ratios:
             continue
         # The call that was timed before the race is a witness of the first rounds.
         estimate = math.log(estimates_us[index]) - level
         least = min(ratios[0], estimate) if len(ratios) < _WITNESSES else ratios[0]
         # No interruption turns a short call into one that long: it leaves at once, as each of its rounds is dear.
-        fastest_us = min(np.nanmin(samples_us[:, index]), estimates_us[index])
+        fastest_us = min(math.exp(min(known(columns[index]))), estimates_us[index])
         long = fastest_us - _INTERRUPTION_US > plan.hopeless * math.exp(level)
-        if least > hopeless and (long or len(ratios) + 1 >= _WITNESSES):
+        if least > hopeless and long:
+            beaten[index] = hopeless
+            continue
+        if not index and plan.settled_log and not _scatter(columns[0]) <= BUSY_SCATTER:
+            continue
+        if least > hopeless and len(ratios) + 1 >= _WITNESSES:
             beaten[index] = hopeless
             continue
         # Three errors, and more for few rounds: 1 in 740 equal candidates is lost so, whatever the rounds.
-        doubt = 3.0 * (1 + 8 / max(len(ratios) - 1, 1) ** 2) * _error(ratios)
-        slower = min(float(np.median(ratios)) - doubt, ratios[(len(ratios) - 1) // 4])
-        if len(samples_us) >= plan.least_rounds and slower > plan.race_margin:
-            beaten[index] = float(slower)
+        doubt = 3.0 * (1 + 8 / max(len(ratios) - 1, 1) ** 2) * error_of(ratios)
+        slower = min(median(ratios) - doubt, ratios[(len(ratios) - 1) // 4])
+        if len(columns[best]) >= plan.least_rounds and slower > plan.race_margin:
+            beaten[index] = slower
     return beaten
 
 

@@ -105,12 +105,16 @@ class Measurer:
         winner = rows[verdict.winner]
         default = ranking.default
         default_us = measurements[rows.index(default)].latency_us if default in rows else math.nan
+        if verdict.busy and rows[0] == default:
+            # The medians hold the interruptions of one candidate, not those of the other.
+            gap = float(verdict.paired_log[0] - verdict.paired_log[verdict.winner])
+            default_us = measurements[verdict.winner].latency_us * math.exp(gap)
         failed = [m for m in measurements if m.outcome != "ok"]
         notes = [f"the fastest of {measured} measured"]
         if winner == default:
             notes = [f"none of the {measured} measured beats the default beyond noise"]
         notes += [f"{len(failed)} failed ({failed[0].outcome})"] if failed else []
-        notes.append(ranking.reason)
+        notes += [ranking.reason, verdict.note]
         return Selection(
             problem=problem,
             device=self.device.name,

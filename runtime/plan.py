@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kernelcast.errors import InvalidProblemError, InvalidRecordError, SettingsError
 from kernelcast.kernels import Candidate, Device, Problem, operation, problem
 from kernelcast.kernels.registry import require_legal
+from kernelcast.runtime.options import check_device, check_kind, check_mode, check_problem, path_of
 from kernelcast.runtime.plan_table import Interval, Table
 from kernelcast.runtime.selection import Selection
 
@@ -44,8 +45,8 @@ class Plan:
         variants: (name, source hash) of the operation's variants then.
         model_version: of the model that forecast; empty without one.
         least_gain: what a gain had to exceed to begin an interval, as a ratio.
-        proposed: intervals before verification.
-        verifications: how many measurements were made, at most one for each proposed interval.
+        proposed: intervals, and pieces of wide ones, that were to be measured while it was made, or else how many intervals.
+        verifications: how many of them were measured; see :attr:`probes`.
         proven: whether every interval's candidate was held against the rules at every size; if not, at some sizes of each
             cell, and :meth:`select` asks the rules again.
         reason: how it was made, one sentence.
@@ -78,28 +79,30 @@ class Plan:
 
     # --- What it answers ---
 
-    def candidate(self, **sizes: int) -> Candidate:
+    def candidate(self, *unnamed: object, **sizes: int) -> Candidate:
         """The candidate to run at some sizes: one of each dynamic dimension, by name. The default outside the plan's sizes.
 
         Raises:
-            InvalidProblemError: a dimension is missing, or not one of the plan's.
+            InvalidProblemError: a dimension is missing, not named, or not one of the plan's; or a size is no integer.
         """
-        interval = self.interval(**sizes)
+        interval = self.interval(*unnamed, **sizes)
         return self._default if interval is None else interval.candidate
 
-    def interval(self, **sizes: int) -> Interval | None:
+    def interval(self, *unnamed: object, **sizes: int) -> Interval | None:
         """The interval that some sizes lie in; None where they are outside the plan's.
 
         Raises:
-            InvalidProblemError: a dimension is missing, or not one of the plan's.
+            InvalidProblemError: a dimension is missing, not named, or not one of the plan's; or a size is no integer.
         """
         try:
-            if len(sizes) != len(self.dynamic):
+            if unnamed or len(sizes) != len(self.dynamic):
                 raise KeyError
             place = self._table.find(sizes)
         except KeyError:
+            raise self._asks(sizes, unnamed) from None
+        except TypeError:
             raise InvalidProblemError(
-                f"This plan of {self.operation} asks for {', '.join(self.names)}; {', '.join(sizes) or 'nothing'} was given."
+                f"{', '.join(f'{name} is {size!r}' for name, size in sizes.items())}; sizes must be integers."
             ) from None
         return None if place < 0 else self.intervals[place]
 
@@ -116,6 +119,7 @@ class Plan:
             problem = self.problem(**sizes)
         elif sizes:
             raise InvalidProblemError("A plan selects for a problem or for sizes; both were given.")
+        check_problem(problem)
         if not self._related(problem):
             raise InvalidProblemError(f"{problem} is not of this plan's family: {self.title}.")
         if not self.within(problem):
@@ -144,6 +148,7 @@ class Plan:
 
     def covers(self, problem: Problem) -> bool:
         """Whether a problem is of the plan's family, and its sizes are within the plan's."""
+        check_problem(problem)
         return self._related(problem) and self.within(problem)
 
     def within(self, problem: Problem) -> bool:
@@ -164,9 +169,7 @@ class Plan:
             InvalidProblemError: a dimension is missing or not one of the plan's, or the sizes make no problem.
         """
         if sorted(sizes) != sorted(self.names):
-            raise InvalidProblemError(
-                f"This plan of {self.operation} asks for {', '.join(self.names)}; {', '.join(sizes) or 'nothing'} was given."
-            )
+            raise self._asks(sizes)
         return build_problem(self.operation, self.fixed, self.tied, sizes)
 
     def problems(self) -> list[Problem]:
@@ -200,6 +203,14 @@ class Plan:
     def verified(self) -> int:
         """How many intervals were verified here."""
         return 0 if self.stale else sum(each.source == "verified" for each in self.intervals)
+
+    @property
+    def probes(self) -> int:
+        """How many of the measurements lie in an interval that has another, or whose candidate they speak against.
+
+        They are of wide intervals, and of those that became one with a neighbour by what was measured.
+        """
+        return 0 if self.stale else max(0, self.verifications - self.verified)
 
     @cached_property
     def digest(self) -> str:
@@ -266,33 +277,39 @@ class Plan:
         Raises:
             InvalidRecordError: the text is no plan, or one of another version.
             ArtifactError: it was made for other hardware.
+            SettingsError: the device is none.
         """
         from kernelcast.runtime.plan_file import from_json
 
+        if not isinstance(text, str):
+            raise InvalidRecordError(f"Not a plan: it is of type {type(text).__name__}, not the text of one.")
         found = from_json(text)
         return found if device is None else found.for_device(device)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan to a file: JSON, or Python where the name ends in ``.py``."""
+        """Write the plan to a file: JSON, or Python where the name ends in ``.py``. Folders that lack are made.
+
+        Raises:
+            InvalidRecordError: another ending.
+            KernelcastError: the file cannot be written.
+        """
         from kernelcast.runtime.plan_file import save
 
-        save(self, Path(path))
+        save(self, path_of("path", path))
 
     @classmethod
     def load(cls, path: str | Path, device: Device | None = None) -> Plan:
         """Read a plan's JSON file, for a device; for this machine's where None.
 
         Raises:
-            InvalidRecordError: the file is no plan, or one of another version.
+            InvalidRecordError: the file cannot be read, is no plan, or one of another version.
             ArtifactError: it was made for other hardware.
-            OSError: the file cannot be read.
+            SettingsError: the path or the device is none.
         """
         from kernelcast.kernels.detect import detect
+        from kernelcast.runtime.plan_file import read
 
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InvalidRecordError(f"{path} is not a plan: it is no text ({error}).") from error
+        text = read(path_of("path", path))
         return cls.from_json(text, detect() if device is None else device)
 
     def for_device(self, device: Device) -> Plan:
@@ -303,9 +320,11 @@ class Plan:
 
         Raises:
             ArtifactError: the device is other hardware than the plan was made for.
+            SettingsError: the device is none.
         """
         from kernelcast.runtime.plan_file import for_device
 
+        check_device(device)
         return for_device(self, device)
 
     # --- Within ---
@@ -313,6 +332,13 @@ class Plan:
     @cached_property
     def _default(self) -> Candidate:
         return operation(self.operation).default
+
+    def _asks(self, sizes: Mapping[str, Any], unnamed: tuple[object, ...] = ()) -> InvalidProblemError:
+        given = ", ".join([*(f"{each!r} without a name" for each in unnamed), *sizes]) or "nothing"
+        return InvalidProblemError(
+            f"This plan of {self.operation} asks for {', '.join(self.names)}; {given} was given. Name each size: "
+            f"{', '.join(f'{name}={span[0]}' for name, span in self.dynamic)}."
+        )
 
     def _related(self, problem: Problem) -> bool:
         return problem.operation == self.operation and family_of(problem, self.free) in self.families
@@ -425,14 +451,14 @@ def plan(
         least_gain: a new interval begins only for a gain above this ratio, and above what the ranker is unsure of.
         selector: for its device; this machine's where None.
         values: those of ``kernelcast.problem``. A dynamic dimension is a ``range``, a text ``"1..4096"`` or a pair
-            ``(1, 4096)`` (both with their ends); the name of a dynamic dimension makes another one equal to it.
+            ``(1, 4096)`` (both with their ends; a range of one size is one); the name of a dynamic dimension makes another one equal to it.
 
     Raises:
-        InvalidProblemError: no dimension is dynamic, more than four are, or the values make no problem.
-        SettingsError: an unknown mode, or a ``least_gain`` that is not from 0 to 1.
+        InvalidProblemError: no dimension is dynamic, more than four are, a range is empty, descends or begins below 1, or the
+            values make no problem.
+        SettingsError: an unknown mode, no selector, or a ``least_gain`` that is not from 0 to 1.
         UnknownNameError: no such operation.
     """
-    from kernelcast import settings
     from kernelcast.runtime.plan_build import build
 
     if isinstance(least_gain, bool) or not isinstance(least_gain, int | float) or not 0 <= least_gain <= 1:
@@ -444,9 +470,11 @@ def plan(
         from kernelcast.runtime.dispatch import selector_for
 
         selector = selector_for(torch.device(torch_device(detect())))
+    from kernelcast.runtime.selector import Selector
+
+    check_kind("selector", selector, Selector, "a Selector, or None for this machine's device")
     mode = selector.mode if mode is None else mode
-    if mode not in settings.MODES:
-        raise SettingsError(f"The mode is {mode!r}; it must be one of {', '.join(settings.MODES)}.")
+    check_mode(mode)
     return build(selector, operation, values, mode=mode, least_gain=least_gain)
 
 

@@ -7,8 +7,10 @@
 3. Where two intervals meet, the cell between is halved, and the grid is cut again, until the border is sharp.
 4. Every interval's candidate is held against the rules at the sizes of its cells. Where one is not legal it is barred, and
    the grid is cut again.
-5. In mode ``verify`` each interval is measured once, in its middle (a wide one is cut for it): its candidate, the default,
-   its neighbours', and the next of the forecast. What was measured corrects the forecast around (:func:`kernelcast.runtime.plan_verify.corrected`), and steps 2 to 4 run again.
+5. In mode ``verify`` the largest interval is measured once, in its middle: its candidate, the default, its neighbours', and
+   the next of the forecast. What was measured corrects the forecast around
+   (:func:`kernelcast.runtime.plan_verify.corrected`), and steps 2 to 4 run again, and so on until every interval, and every
+   piece of a wide one, holds a measurement.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ if TYPE_CHECKING:
 #: One measurement stands for so many octaves of a dimension at most, by what the forecast came from: a wider interval is
 #: measured in several places. The roofline says little of who wins where.
 _REACH = {"predicted": 4.0, "analytic": 2.0}
-#: Measurements of a plan at most, where intervals are not more.
+#: Measurements of a plan at most for wide intervals, and in all.
 _MOST_PIECES = 16
+_MOST_MEASURED = 32
 #: What a verification measures at least: the default, the interval's own candidate, and others.
 _LEAST_MEASURED = {"predicted": 4, "analytic": 8}
 
@@ -71,6 +74,7 @@ class _Builder:
         self.measurer = selector.measurer
         self.family = family
         self.least_gain = least_gain
+        self.busy = 0
 
     def build(self, mode: str) -> Plan:
         if mode == "off":
@@ -87,6 +91,8 @@ class _Builder:
             if not hindrance:
                 boxes, proposed, points = self._verified(boxes)
                 notes.append(f"{len(points)} of {proposed} proposed intervals verified")
+                if self.busy:
+                    notes.append(f"the machine was busy while {self.busy} of them were")
         intervals = [self._interval(box, points) for box in boxes]
         return self._plan(
             intervals, proposed, len(points), self.cutter.proven, "; ".join(filter(None, [hindrance, *notes]))
@@ -95,27 +101,55 @@ class _Builder:
     # --- Measuring ---
 
     def _verified(self, boxes: list[Box]) -> tuple[list[Box], int, list[Point]]:
-        """(the boxes that are left, how many were proposed, what was measured)."""
-        pieces = self._pieces(boxes)
-        points = self._verify(pieces, [])
-        proposed = len(pieces)
-        boxes = self.cutter.settle(points)
-        # What was learned may have drawn boxes where nothing was measured: these are proposals too.
-        news = [
-            box
-            for box in boxes
-            if not founded(box, self.cutter.grid, points) and not self._measured_in(box, points)
-        ]
-        news = news[:_MOST_PIECES]
-        if points and news:
-            points += self._verify(news, points)
-            proposed += len(news)
-            boxes = self.cutter.settle(points)
+        """(the boxes that are left, how many measurements were wanted, what was measured).
+
+        What one measurement teaches may make neighbours one, or draw an interval where nothing was measured. So the sizes are
+        cut again before the next: no interval is measured that the last cut no longer has. With several dimensions a cut takes
+        long, and all that one asks for is measured before the next.
+        """
+        points: list[Point] = []
+        tried: set[Sizes] = set()
+        self.cutter.hopeful = {box.choice for box in boxes}
+        while wanted := self._wanted(boxes, points, tried):
+            batch = wanted[:1] if len(self.cutter.grid.axes) == 1 else wanted
+            tried |= {self.cutter.middle(box) for box in batch}
+            found = self._verify(batch, points, boxes)
+            if found:
+                points += found
+                boxes = self.cutter.settle(points)
         while points and (unfounded := [box for box in boxes if not founded(box, self.cutter.grid, points)]):
             for box in unfounded:
                 self.cutter.bar(box)
             boxes = self.cutter.settle(points)
-        return boxes, proposed, points
+        return boxes, len(tried), points
+
+    def _wanted(self, boxes: list[Box], points: list[Point], tried: set[Sizes]) -> list[Box]:
+        """What to measure next, the largest first: the boxes whose candidate was measured nowhere in them; where there are none,
+        pieces of wide boxes in which nothing was."""
+        found = [
+            box
+            for box in boxes
+            if not self._measured_in(box, points) and self.cutter.middle(box) not in tried
+        ]
+        if not found:
+            found = [box for box in self._pieces(boxes) if not self._reached(box, tried)]
+            found = found[: max(0, _MOST_PIECES - len(tried))]
+        weights = self.cutter.grid.weights()
+        found.sort(key=lambda box: -float(weights[tuple(slice(*span) for span in box.cells)].sum()))
+        return found[: _MOST_MEASURED - len(tried)]
+
+    def _reached(self, piece: Box, tried: set[Sizes]) -> bool:
+        """Whether a measurement stands for a piece: one in it, or as near to its middle as half of what one stands for."""
+        axes, middle = len(self.cutter.grid.axes), self.cutter.middle(piece)
+        most = _REACH[self.scores.source] / 2 * math.log(2)
+        for sizes in tried:
+            cell = self.cutter.grid.cell_of(sizes)
+            near = all(
+                abs(math.log(size / wanted)) < most for size, wanted in zip(sizes, middle, strict=True)
+            )
+            if in_box(piece, cell) or (near and in_box(Box(piece.cells[:axes], 0), cell[:axes])):
+                return True
+        return False
 
     def _measured_in(self, box: Box, points: list[Point]) -> bool:
         """Whether a box's candidate was measured somewhere in it."""
@@ -145,19 +179,20 @@ class _Builder:
             spans.append(list(pairwise(cuts)))
         return [Box(cells, box.choice) for cells in product(*spans)]
 
-    def _verify(self, boxes: list[Box], before: list[Point]) -> list[Point]:
-        """Measure each box once, in its middle. What was found before helps to choose what is measured next."""
+    def _verify(self, boxes: list[Box], before: list[Point], around: list[Box]) -> list[Point]:
+        """Measure each box once, in its middle. What was found before, and the boxes around, help to choose what is measured."""
         most = max(_LEAST_MEASURED[self.scores.source], self.selector.top_k + 1)
         analytic = self.scores.source == "analytic"
         kinds = [each.variant for each in self.scores.contenders] if analytic else []
         axes = len(self.cutter.grid.axes)
         near = touching(boxes)
         points: dict[int, Point] = {}
+        chosen_around = [box.choice for box in around]
         for place, box in enumerate(boxes):
             sizes = self.cutter.middle(box)
             logs, _ = self.scores.logs(sizes)
             choices = [points[each].winner if each in points else boxes[each].choice for each in near[place]]
-            choices += [point.winner for point in before]
+            choices += [point.winner for point in before] + chosen_around
             chosen = [
                 choice
                 for choice in to_measure(box.choice, choices, logs, most, kinds)
@@ -190,6 +225,7 @@ class _Builder:
         except KernelcastError:
             return None  # it may not fit in memory: the forecast stands there
         measurer.record(verdict.trial.measurements)
+        self.busy += verdict.busy
         return verdict
 
     # --- The result ---

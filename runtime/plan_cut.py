@@ -49,6 +49,7 @@ class Cutter:
     Attributes:
         grid: the cells; it gets finer as borders are refined.
         scores: what is forecast of the contenders.
+        hopeful: contenders that may be chosen before they were measured, while others are.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Cutter:
         self._banned: set[Candidate] = set()
         self._rules: dict[tuple[Sizes, Candidate], bool] = {}
         self.scores = Scores(self._rank, self.default)
+        self.hopeful: set[int] = set()
         self.grid = self._first_grid()
 
     @property
@@ -195,7 +197,9 @@ class Cutter:
         for sizes, candidate in self._barred:
             logs[(*grid.cell_of(sizes), place[candidate])] = np.nan
         if points:
-            logs, doubt = corrected(logs, grid, points, lambda sizes: self.scores.logs(sizes)[0])
+            logs, doubt = corrected(
+                logs, grid, points, lambda sizes: self.scores.logs(sizes)[0], self.hopeful
+            )
         # Those that may be chosen nowhere only cost time.
         chosen = np.flatnonzero(~np.isnan(logs).all(axis=tuple(range(logs.ndim - 1))))
         logs, doubt = logs[..., chosen], doubt[..., chosen]

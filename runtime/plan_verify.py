@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kernelcast.runtime.plan_axes import Grid
 from kernelcast.runtime.plan_partition import Box
-from kernelcast.runtime.verify import Verdict
+from kernelcast.runtime.verify import Verdict, cautious_gain
 
 Sizes = tuple[int, ...]
 
@@ -24,8 +24,6 @@ _FOREIGN = 1000.0
 #: A measured difference decides beyond so many of its standard errors. A point speaks for many sizes and a plan compares some
 #: dozens of pairs: at two errors one in forty of them would be luck.
 _ERRORS = 3.0
-#: Share of the samples that interruptions leave alone, as good as always.
-_QUICK = 0.2
 #: The standard error of a candidate that ran in a single round, in log latency.
 _UNKNOWN = 0.05
 
@@ -116,7 +114,7 @@ def point_of(
             failed[choice] = True
             continue
         latency_us[choice] = trial.measurements[place].latency_us
-        gain_log[choice] = _cautious(
+        gain_log[choice] = cautious_gain(
             float(logs[place] - logs[0]),
             trial.measurements[place].samples_us,
             trial.measurements[0].samples_us,
@@ -125,24 +123,18 @@ def point_of(
     return Point(sizes, classes, gain_log, doubt_log, failed, latency_us, verdict.confidence)
 
 
-def _cautious(gain_log: float, samples_us: Sequence[float], default_us: Sequence[float]) -> float:
-    """A measured gain, or as much of it as the quickest fifths of the samples show too.
-
-    What interrupts a sample only makes it longer; on a busy machine that may hit more than half of one candidate's samples,
-    and a point speaks for many sizes.
-    """
-    quick = float(np.log(np.quantile(samples_us, _QUICK)) - np.log(np.quantile(default_us, _QUICK)))
-    return min(max(gain_log, quick), 0.0) if gain_log < 0 else max(min(gain_log, quick), 0.0)
-
-
 def corrected(
-    logs: np.ndarray, grid: Grid, points: Sequence[Point], predicted: Callable[[Sizes], np.ndarray]
+    logs: np.ndarray,
+    grid: Grid,
+    points: Sequence[Point],
+    predicted: Callable[[Sizes], np.ndarray],
+    hopeful: Collection[int] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
     """Predictions as the measurements correct them, and what difference noise may be: both [*cells, contenders].
 
     At each point the measured gain over the default differs from the predicted one. These differences, a mean weighted by
     nearness, are added to the predictions of the cells around; far from all points the prediction stands. A candidate that
-    was measured nowhere, or failed anywhere, gets NaN everywhere, and one that was slower than the default beyond noise at a
+    was measured nowhere and is not hopeful, or failed anywhere, gets NaN everywhere, and one that was slower than the default beyond noise at a
     point gets NaN in that point's cell.
 
     Args:
@@ -150,6 +142,7 @@ def corrected(
         grid: the cells.
         points: what was measured, at least one.
         predicted: the logs of some sizes.
+        hopeful: contenders that keep their forecast although they were measured nowhere yet.
     """
     distance = np.array([_distances(grid, point) for point in points])  # [points, *cells]
     nearest = distance.argmin(axis=0)
@@ -161,8 +154,9 @@ def corrected(
     shift = np.tensordot(weight, np.where(known, residual, 0.0), axes=(0, 0)) / total
     result = logs + shift
     failed = np.array([point.failed for point in points]).any(axis=0)
-    known_somewhere = np.array([np.isfinite(point.gain_log) for point in points]).any(axis=0)
-    barred = np.flatnonzero(failed | ~known_somewhere)
+    measured = np.array([np.isfinite(point.gain_log) for point in points]).any(axis=0)
+    wanted = np.isin(np.arange(logs.shape[-1]), list(hopeful))
+    barred = np.flatnonzero(failed | ~(measured | wanted))
     result[..., barred[barred > 0]] = np.nan
     for point in points:
         slower = np.flatnonzero(~point.worked & np.isfinite(point.gain_log))

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from kernelcast.datasets.timing import TimingPlan, Trial, measure
+from kernelcast.datasets.timing import BUSY_SCATTER, TimingPlan, Trial, measure, quantile, scatter_of
 from kernelcast.kernels import Candidate, Device, Problem
 
-#: A verification takes less than a collection: few candidates race, and the race ends when its outcome is known to half a
-#: percent, which is well below what is called a tie.
+#: But noise never makes a tie of candidates further apart than this, in log latency.
+_TIE_LIMIT = 0.03
+
+#: A verification takes less than a collection: few candidates race, and the race ends when nothing that runs may be faster
+#: than the choice by more than what is called a tie. Many short samples show interruptions for what they are; few long ones do not.
 VERIFY_PLAN = TimingPlan(
-    rounds=16, least_rounds=3, seconds=2.0, candidate_seconds=1.0, sample_us=1000.0, settled_error=0.005
+    rounds=16, least_rounds=3, seconds=2.0, candidate_seconds=1.0, sample_us=200.0, settled_log=_TIE_LIMIT
 )
 
-#: Two candidates closer than this many standard errors of their difference are a tie ...
+#: Two candidates closer than this many standard errors of their difference are a tie.
 _TIE_ERRORS = 2.0
-#: ... but noise never makes a tie of candidates further apart than this, in log latency.
-_TIE_LIMIT = 0.03
+
+#: Share of the samples that interruptions leave alone, as good as always.
+_QUICK = 0.1
+
+
+class BusyWarning(UserWarning):
+    """A verification's samples scatter as on a machine that other programs use too."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,31 @@ class Verdict:
     confidence: float
     trial: Trial
 
+    @property
+    def scatter(self) -> float:
+        """How far the quartiles of the first candidate's samples lie apart, as a share of their median; NaN for less than
+        three samples."""
+        return scatter_of(self.trial.measurements[0].samples_us) if self.trial.measurements else math.nan
+
+    @property
+    def busy(self) -> bool:
+        """Whether these samples scatter as on a machine that other programs use too."""
+        return self.scatter > BUSY_SCATTER
+
+    @property
+    def paired_log(self) -> np.ndarray:
+        """[candidates] log latency less the leader's, paired over rounds; on a busy machine with as much of each gain over the
+        first candidate as :func:`cautious_gain` leaves. NaN for a failure."""
+        return _cautious_log(self.trial) if self.busy else self.trial.paired_log
+
+    @property
+    def note(self) -> str:
+        """What to say of a busy machine; empty for a quiet one."""
+        if not self.busy:
+            return ""
+        first = self.trial.measurements[0].candidate
+        return f"the machine was busy: the middle half of the samples of {first} spreads over {self.scatter:.0%} of their median"
+
 
 def verify(
     problem: Problem,
@@ -48,6 +82,9 @@ def verify(
 ) -> Verdict:
     """Measure candidates against one another and pick the fastest that is right.
 
+    Where the first one's samples scatter as on a busy machine, what is faster must be so in its quickest samples too, and
+    once in a process a :class:`BusyWarning` says so.
+
     Args:
         problem: what to compute.
         chosen: candidates in the fixed order that breaks ties: the default, then as predicted.
@@ -56,8 +93,47 @@ def verify(
         workload: written into the records.
     """
     trial = measure(problem, chosen, device, plan=plan, workload=workload)
-    winner, confidence = decide(trial.paired_log, trial.error_log)
-    return Verdict(winner, confidence, trial)
+    verdict = Verdict(*decide(trial.paired_log, trial.error_log), trial)
+    if not verdict.busy:
+        return verdict
+    _warn_busy(problem, verdict)
+    return Verdict(*decide(verdict.paired_log, trial.error_log), trial)
+
+
+def cautious_gain(gain_log: float, samples_us: Sequence[float], default_us: Sequence[float]) -> float:
+    """A measured log ratio to the default, or as much of it as the quickest tenths of the samples show too.
+
+    What interrupts a sample only makes it longer; on a busy machine that may hit more than half of one candidate's samples.
+    """
+    quick = math.log(quantile(samples_us, _QUICK) / quantile(default_us, _QUICK))
+    return min(max(gain_log, quick), 0.0) if gain_log < 0 else max(min(gain_log, quick), 0.0)
+
+
+def _cautious_log(trial: Trial) -> np.ndarray:
+    """Paired log latencies with the gains over the first candidate that :func:`cautious_gain` leaves."""
+    paired = trial.paired_log.copy()
+    default_us = trial.measurements[0].samples_us
+    for place in np.flatnonzero(paired < paired[0]):
+        gain = float(paired[place] - paired[0])
+        gain = cautious_gain(gain, trial.measurements[place].samples_us, default_us)
+        paired[place] = paired[0] + gain
+    return paired
+
+
+#: Holds something once a :class:`BusyWarning` was given in this process.
+_warned: set[bool] = set()
+
+
+def _warn_busy(problem: Problem, verdict: Verdict) -> None:
+    if _warned:
+        return
+    _warned.add(True)
+    warnings.warn(
+        f"While {problem} was verified {verdict.note}. What other programs run meanwhile may decide between candidates: "
+        f"verify on a quiet machine (`kernelcast doctor` checks it), or again with `kernelcast cache verify`. This is said once.",
+        BusyWarning,
+        stacklevel=2,
+    )
 
 
 def decide(paired_log: np.ndarray, error_log: np.ndarray) -> tuple[int | None, float]:
