@@ -14,6 +14,7 @@ import numpy as np
 
 from kernelcast.datasets import segments
 from kernelcast.datasets.importing import Content, Parsed, read_content, shortened
+from kernelcast.datasets.json_place import place_at, place_of_twice, place_of_unreadable
 from kernelcast.datasets.record import Environment, Measurement, Protocol
 from kernelcast.datasets.timing import RaceResult
 from kernelcast.errors import (
@@ -72,7 +73,10 @@ def read_json(
             if len(found) < len(pairs):
                 names = [name for name, _ in pairs]
                 twice = next(name for name in names if names.count(name) > 1)
-                raise ImportFileError(file, f"an object holds the name {shortened(twice)} twice.")
+                place = place_of_twice(text)
+                raise ImportFileError(
+                    file, f"{place or 'the object of all'} holds the name {shortened(twice)} twice."
+                )
             return found
 
         return json.loads(text, object_pairs_hook=unique)
@@ -91,15 +95,19 @@ def read_json(
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
+        place = place_at(text, error.pos)
+        where = f", in {place}" if place else ""
         raise ImportFileError(
             file,
-            f"it is not JSON ({error.msg}, column {error.colno}). It was cut short or changed: fetch it again.",
+            f"it is not JSON ({error.msg}, column {error.colno}{where}). It was cut short or changed: fetch it again.",
             line=error.lineno,
         ) from error
     except (ValueError, RecursionError) as error:
         # A number of thousands of digits, brackets a thousand deep, half a character.
+        place = place_of_unreadable(text)
+        said = "nested too deeply" if isinstance(error, RecursionError) else shortened(str(error))
         raise ImportFileError(
-            file, f"its JSON cannot be read ({shortened(str(error) or 'nested too deeply')})."
+            file, f"its JSON cannot be read{f' in {place}' if place else ''} ({said})."
         ) from error
     return content, value
 

@@ -53,6 +53,27 @@ def prepare_store(root: Path) -> None:
         ) from error
 
 
+def require_writable(root: Path) -> None:
+    """Create or check a store as :func:`prepare_store`, and write to its folder of journals: to be called before measuring.
+
+    Raises:
+        StoreError: records could not be kept.
+    """
+    import tempfile
+
+    prepare_store(root)
+    try:
+        # Without a name where the system can: whatever ends this process, nothing is left.
+        with tempfile.TemporaryFile(dir=root / "journal") as file:
+            file.write(b"\n")
+            file.flush()
+    except OSError as error:
+        raise StoreError(
+            f"Cannot write to the store {root}: {error.strerror or error}. "
+            "Choose a folder that can be written with KERNELCAST_HOME or --store."
+        ) from error
+
+
 def check_schema(root: Path) -> int:
     """The schema of a store, which this version can read.
 
@@ -122,7 +143,7 @@ class Journal:
         self._descriptor: int | None = None
         self._pid = 0
         self._devices: set[str] = set()
-        prepare_store(root)
+        require_writable(root)
 
     def append(self, measurement: Measurement) -> None:
         """Write one record; it is on the disk when this returns.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -49,10 +50,18 @@ _COLUMNS = ("variant", "candidate_key", "problem", "device_fingerprint", "outcom
 Values = tuple[ConfigValue, ...]
 
 
+@dataclass(frozen=True)
 class RecordedSchema(ProblemSchema):
-    """What recorded problems are made of: dtypes may be those of another tool (``"unknown"``), and so may options be."""
+    """What recorded problems are made of: dtypes may be those of another tool (``"unknown"``), and so may options be.
 
-    __slots__ = ()
+    Attributes:
+        others: further forms that problems of the operation were recorded in, with other dimensions or options: files of one
+            kernel may state its size in different ways.
+        recorded: keys of the recorded problems.
+    """
+
+    others: tuple[RecordedSchema, ...] = ()
+    recorded: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Records are as they are: nothing is refused."""
@@ -60,11 +69,48 @@ class RecordedSchema(ProblemSchema):
     def problem(
         self, *, dtype: str = "", allow_tf32: bool = False, threads: int = 0, **values: Any
     ) -> Problem:
-        """As :meth:`ProblemSchema.problem`; the dtype may be left out where the records have one alone."""
+        """As :meth:`ProblemSchema.problem`; the dtype may be left out where the records have one alone.
+
+        Of several forms that take the values, one counts in which they name a recorded problem, then one that has no other
+        dimensions and options than those named, then the one of most problems.
+
+        Raises:
+            InvalidProblemError: the values fit no form, or leave open which of several recorded problems is meant.
+        """
+        found: list[Problem] = []
+        faults: list[InvalidProblemError] = []
+        for form in (self, *self.others):
+            try:
+                found.append(form._of_this_form(dtype, allow_tf32, threads, values))
+            except InvalidProblemError as error:
+                faults.append(error)
+        meant = [each for each in found if each.key in self.recorded]
+        exact = [each for each in meant or found if each.facts.keys() == values.keys()]
+        if exact or (found and len(meant) <= 1):
+            return (exact or meant or found)[0]
+        if meant:
+            raise InvalidProblemError(
+                f"These values leave open which recorded problem of {self.operation} is meant: "
+                f"{'; '.join(map(str, meant))}. Name all dimensions and options of one."
+            )
+        if not self.others:
+            raise faults[0]
+        forms = "; ".join(form._names() for form in (self, *self.others))
+        raise InvalidProblemError(
+            f"The records of {self.operation} state their problems in {len(self.others) + 1} forms: {forms}. These values "
+            f"fit none of them: {' '.join(str(fault) for fault in faults)}"
+        )
+
+    def _of_this_form(self, dtype: str, allow_tf32: bool, threads: int, values: Mapping[str, Any]) -> Problem:
         if not dtype and len(self.dtypes) > 1:
             raise InvalidProblemError(f"{self.operation} needs a dtype: {', '.join(self.dtypes)}.")
         return super().problem(
             dtype=dtype or self.dtypes[0], allow_tf32=allow_tf32, threads=threads, **values
+        )
+
+    def _names(self) -> str:
+        return (
+            " ".join([dim.name for dim in self.dims] + [option.name for option in self.options]) or "nothing"
         )
 
 
@@ -178,26 +224,33 @@ def _build(root: Path, name: str, unknown: UnknownNameError) -> Operation:
 
 
 def _schema(name: str, problems: list[Problem]) -> RecordedSchema:
-    """The dimensions and options that most problems have; what all have alike is the default."""
+    """The forms of the problems: dimensions and options, that of most problems first. What all have alike is the default."""
+    forms: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Problem]] = {}
+    for problem in problems:
+        forms.setdefault((tuple(dict(problem.dims)), tuple(dict(problem.options))), []).append(problem)
+    # Of equally many, that with numbers for sizes before that with a text.
+    first, *others = sorted(forms.values(), key=lambda alike: (-len(alike), -len(alike[0].dims)))
+    return replace(
+        _form(name, first),
+        others=tuple(_form(name, alike) for alike in others),
+        recorded=frozenset(problem.key for problem in problems),
+    )
 
-    def named(problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return tuple(dict(problem.dims)), tuple(dict(problem.options))
 
-    (dims, options), _ = Counter(map(named, problems)).most_common(1)[0]
-    alike = [problem for problem in problems if named(problem) == (dims, options)]
-
+def _form(name: str, alike: list[Problem]) -> RecordedSchema:
     def values(of: str) -> list[Any]:
         return list(dict.fromkeys(problem.facts[of] for problem in alike))
 
     return RecordedSchema(
         operation=name,
         dims=tuple(
-            Dim(dim, "as recorded", default=values(dim)[0] if len(values(dim)) == 1 else None) for dim in dims
+            Dim(dim, "as recorded", default=values(dim)[0] if len(values(dim)) == 1 else None)
+            for dim, _ in alike[0].dims
         ),
         dtypes=tuple(sorted({problem.dtype for problem in alike})),
         options=tuple(
             Option(option, "as recorded", default=values(option)[0], choices=tuple(values(option)))
-            for option in options
+            for option, _ in alike[0].options
         ),
     )
 

@@ -18,6 +18,8 @@ def device(name: str) -> Device:
     Raises:
         UnknownNameError: there is none of that name; the message lists those there are.
     """
+    if not isinstance(name, str):
+        raise UnknownNameError("device", name, device_names())
     slug = re.sub(r"[\s_]+", "-", name.strip().lower())
     slug = ALIASES.get(slug, slug)
     for card in CARDS:

@@ -8,14 +8,14 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernelcast.errors import InvalidRecordError, KernelcastError
 from kernelcast.kernels import Candidate, Device, Problem, operation, require_legal, variant
 from kernelcast.runtime import cache_files
-from kernelcast.runtime.cache_files import CACHE_VERSION, CacheEntry
+from kernelcast.runtime.cache_files import CACHE_VERSION, CacheEntry, Removal
 from kernelcast.runtime.cache_key import CacheEnvironment, CacheKey, forget_keys, place_of
 from kernelcast.runtime.selection import Selection
 
@@ -46,7 +46,7 @@ _MOST_PRIORS = 32
 
 
 class CacheWarning(UserWarning):
-    """The cache on disk could not be read or written; selection went on without it."""
+    """The cache on disk could not be read or written; selection went on without it. Of each fault once a process."""
 
 
 class SelectionCache:
@@ -114,15 +114,23 @@ class SelectionCache:
         return self.folder is not None and cache_files.remove_entry(self.folder, key)
 
     def clear(self) -> int:
-        """Forget everything. Returns the number of entries removed from the disk."""
-        self._memory.clear()
-        if self.folder is None:
-            return 0
-        try:
-            return cache_files.remove_all(self.folder)
-        except OSError as error:
-            _warn(f"The selection cache {self.folder} cannot be read ({_reason(error)})")
-            return 0
+        """Forget everything. Returns the number of entries removed from the disk; a warning if some stay there."""
+        found = self.forget()
+        if found.left:
+            path, reason = found.left[0]
+            more = f" and {len(found.left) - 1} more" if len(found.left) > 1 else ""
+            warn_once(f"{path}{more} cannot be removed ({reason}).", stacklevel=2)
+        return found.removed
+
+    def forget(self, keys: Iterable[CacheKey] | None = None) -> Removal:
+        """Forget some keys, or everything where None, in memory and on disk. Says what could not be removed from the disk."""
+        if keys is None:
+            self._memory.clear()
+            return Removal(0) if self.folder is None else cache_files.remove_all(self.folder)
+        named = list(keys)
+        for key in named:
+            self._memory.pop(key, None)
+        return Removal(0) if self.folder is None else cache_files.remove_entries(self.folder, named)
 
     def priors(self, problem: Problem, device: Device) -> list[Candidate]:
         """What won for this problem on this hardware before, in other environments or among other candidates.
@@ -285,10 +293,21 @@ def _modified(path: Path) -> float:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+    if isinstance(error, OSError):
+        return cache_files.reason_of(error)
     return str(error) if isinstance(error, InvalidRecordError) else f"{type(error).__name__}: {error}"
 
 
+#: What was warned of: a folder that cannot be written is one fault, whatever is selected.
+_said: set[str] = set()
+
+
+def warn_once(message: str, *, stacklevel: int) -> None:
+    """A :class:`CacheWarning`, unless this process had the same before."""
+    if message not in _said:
+        warnings.warn(message, CacheWarning, stacklevel=stacklevel + 1)
+        _said.add(message)  # after it: a warning that is an error stays one
+
+
 def _warn(message: str) -> None:
-    warnings.warn(f"{message}; selecting without it.", CacheWarning, stacklevel=3)
+    warn_once(f"{message}; selecting without it.", stacklevel=3)

@@ -20,7 +20,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,30 +170,77 @@ def entry_paths(folder: Path, place: str | None = None) -> Iterator[Path]:
                 yield found / name
 
 
+@dataclass(frozen=True)
+class Removal:
+    """What came of removing entries.
+
+    Attributes:
+        removed: how many entries are gone.
+        left: (file or folder, reason) of what could not be removed or read.
+    """
+
+    removed: int
+    left: tuple[tuple[Path, str], ...] = ()
+
+
 def remove_entry(folder: Path, key: CacheKey) -> bool:
     """Remove the entry of a key. Returns whether there was one that could be removed."""
     return _unlink(entry_path(folder, key))
 
 
-def remove_all(folder: Path) -> int:
-    """Remove every entry, also those of layout 1, and what processes that died have left. Returns how many entries.
+def remove_entries(folder: Path, keys: Iterable[CacheKey]) -> Removal:
+    """Remove the entries of some keys. What cannot be removed stays."""
+    return _remove(entry_path(folder, key) for key in keys)
+
+
+def remove_all(folder: Path) -> Removal:
+    """Remove every entry, also those of layout 1, and what processes that died have left.
 
     What cannot be removed stays.
     """
+    left: list[tuple[Path, str]] = []
     removed = 0
-    for place in (*_folders(folder, _PLACE), *_folders(folder, _OLD_PLACE)):
-        for name in _names(place):
-            if _ENTRY.fullmatch(name):
-                removed += _unlink(place / name)
+    try:
+        places = [*_folders(folder, _PLACE), *_folders(folder, _OLD_PLACE)]
+    except OSError as error:
+        return Removal(0, ((folder, reason_of(error)),))
+    for place in places:
+        try:
+            names = _names(place)
+        except OSError as error:
+            left.append((place, reason_of(error)))
+            continue
+        of_place = _remove(place / name for name in names if _ENTRY.fullmatch(name))
+        removed += of_place.removed
+        left += of_place.left
         _sweep(place)
         with contextlib.suppress(OSError):
             place.rmdir()  # another process may have put an entry there just now
-    for name in _names(folder / "locks"):
-        path = folder / "locks" / name
-        # The lock of a key that somebody may hold now must stay the one that others see.
-        if name.endswith(".lock") and _age_s(path) > _LOCK_FILE_SECONDS:
-            _unlink(path)
-    return removed
+    with contextlib.suppress(OSError):
+        for name in _names(folder / "locks"):
+            path = folder / "locks" / name
+            # The lock of a key that somebody may hold now must stay the one that others see.
+            if name.endswith(".lock") and _age_s(path) > _LOCK_FILE_SECONDS:
+                _unlink(path)
+    return Removal(removed, tuple(left))
+
+
+def reason_of(error: OSError) -> str:
+    """What the operating system says, without the path."""
+    return error.strerror or str(error)
+
+
+def _remove(paths: Iterable[Path]) -> Removal:
+    removed, left = 0, []
+    for path in paths:
+        try:
+            path.unlink()
+            removed += 1
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            left.append((path, reason_of(error)))
+    return Removal(removed, tuple(left))
 
 
 def _digest(body: Any) -> str:

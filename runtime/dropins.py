@@ -155,6 +155,7 @@ def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None
     if (
         eligible(input)
         and input.dim() > 0
+        and type(dim) is int  # 1.0 and True equal 1 to Python, and torch refuses them
         and dim in (-1, input.dim() - 1)
         and dtype in (None, input.dtype)
         and input.is_contiguous()
@@ -178,6 +179,7 @@ def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None
     if (
         traced_alike(input)
         and input.dim() > 0
+        and type(dim) is int
         and dim in (-1, input.dim() - 1)
         and dtype in (None, input.dtype)
         and input.is_contiguous()

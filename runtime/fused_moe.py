@@ -56,7 +56,7 @@ _BITS = 10
 
 
 class PlanWarning(UserWarning):
-    """A file was written of configs that nothing stands behind but the roofline."""
+    """A file was written of configs that nothing stands behind but the roofline, or that were to be verified and are not."""
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,14 @@ class Plan:
         name: of the file.
         choices: one a number of tokens, ascending.
         triton_version: written into the file; empty leaves it out.
+        hindrance: why nothing could be verified, where that was wanted; else empty.
     """
 
     layer: Layer
     name: FileName
     choices: tuple[Choice, ...]
     triton_version: str = ""
+    hindrance: str = ""
 
     @property
     def configs(self) -> dict[int, Candidate]:
@@ -194,6 +196,8 @@ def write(
         triton_version=triton_version,
         selector=selector,
     )
+    if mode == "verify" and made.hindrance:
+        warnings.warn(made.hindrance, PlanWarning, stacklevel=2)
     warn_of_guesses(made, stacklevel=3)
     return made.save(path)
 
@@ -269,9 +273,17 @@ def plan(
     label = device_label(device_name or torch_name(selector.device))
     # What dtype a name mentions: vLLM's files for 16 bits mention none.
     name = FileName(experts, intermediate, label, "float32" if dtype == "float32" else "")
-    planner = Planner(selector, layer, top_k if measures and is_here(selector.device) else 0)
+    here = is_here(selector.device)
+    planner = Planner(selector, layer, top_k if measures and here else 0)
     choices = tuple(planner.choose(each) for each in sorted(set(tokens)))
-    return Plan(layer, name, choices, _triton_version() if triton_version is None else triton_version)
+    hindrance = ""
+    if measures and not here:
+        hindrance = (
+            f"{selector.device.name} is not in this machine, so nothing can be verified here: all {len(choices)} configs are "
+            f"{' or '.join(sorted({each.source for each in choices}))}. Run it on the GPU itself to verify."
+        )
+    version = _triton_version() if triton_version is None else triton_version
+    return Plan(layer, name, choices, version, hindrance)
 
 
 class Planner:

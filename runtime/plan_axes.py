@@ -29,27 +29,71 @@ MOST_DYNAMIC = 4
 _FIRST_CELLS = {2: 14, 3: 8, 4: 5}
 _CELLS_OF_AN_OCTAVE = 4
 
-_SPAN = re.compile(r"(\d+)\.\.(\d+)(?:\.\.(\d+))?")
+_SPAN = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?")
 
 
-def sizes_of(value: Any) -> range | None:
+#: What begins like a span and is none, such as "1.5..4" or "64:128", is a mistake and no word.
+_LIKE_A_SPAN = re.compile(r".*\.\..*|\s*-?\d+\s*[:-]\s*-?\d+\s*", re.DOTALL)
+
+
+def sizes_of(value: Any, name: str = "the dimension") -> range | None:
     """The sizes that a value names: a ``range``, a text ``"1..4096"`` or a pair ``(1, 4096)``, both ends included, or
-    ``"64..4096..64"`` in steps. None where it is a single value."""
+    ``"64..4096..64"`` in steps. None where it is a single value.
+
+    Args:
+        value: of a dimension.
+        name: of the dimension, for errors.
+
+    Raises:
+        InvalidProblemError: it is meant as sizes, and they are not whole, not ascending, below 1 or none at all.
+    """
     if isinstance(value, range):
-        return value
-    if isinstance(value, str):
+        if value.step < 0:
+            raise _no_sizes(name, value, "its sizes descend")
+        if not value:
+            raise _no_sizes(
+                name, value, f"it is empty, as it ends before {value.stop} and begins at {value.start}"
+            )
+        first, last, step = value.start, value[-1], value.step
+    elif isinstance(value, str):
         found = _SPAN.fullmatch(value.strip())
         if found is None:
+            if _LIKE_A_SPAN.fullmatch(value):
+                raise _no_sizes(name, value, "it must be FIRST..LAST or FIRST..LAST..STEP in whole numbers")
             return None
         first, last, step = int(found[1]), int(found[2]), int(found[3] or 1)
-        return range(first, last + 1, step) if step else range(0)
-    if isinstance(value, tuple | list) and len(value) == 2:
-        try:
-            first, last = (operator.index(each) for each in value)
-        except TypeError:
-            return None
-        return range(first, last + 1)
-    return None
+    elif isinstance(value, tuple | list):
+        if len(value) != 2 or not all(_is_whole(each) for each in value):
+            raise _no_sizes(name, value, "it must be a pair of whole numbers, the first and the last size")
+        first, last, step = operator.index(value[0]), operator.index(value[1]), 1
+    elif isinstance(value, slice | set | frozenset | dict):
+        raise _no_sizes(name, value, "it is no range, text or pair")
+    else:
+        return None
+    if step < 1:
+        raise _no_sizes(name, value, f"its step is {step}")
+    if first < 1:
+        raise _no_sizes(name, value, f"it begins at {first}")
+    if last < first:
+        raise _no_sizes(name, value, f"its first size, {first}, is above its last, {last}")
+    return range(first, last + 1, step)
+
+
+def _is_whole(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return not isinstance(value, bool)
+
+
+def _no_sizes(name: str, value: Any, why: str) -> InvalidProblemError:
+    text = repr(value)
+    shown = text if len(text) <= 80 else f"{text[:77]}..."
+    return InvalidProblemError(
+        f"The sizes of {name} are {shown}: {why}. A plan needs an ascending range that begins at 1 or more, such as "
+        "'1..4096' (both ends included) or range(1, 4097)."
+    )
 
 
 class Axis:
@@ -241,13 +285,16 @@ def split_values(values: Mapping[str, Any]) -> tuple[dict[str, range], dict[str,
     """
     dynamic: dict[str, range] = {}
     for name, value in values.items():
-        sizes = sizes_of(value)
+        sizes = sizes_of(value, name)
         if sizes is not None:
             dynamic[name] = sizes
     if not 0 < len(dynamic) <= MOST_DYNAMIC:
+        seen = ", ".join(
+            f"{name}={value!r}" for name, value in values.items() if name in dynamic or not dynamic
+        )
         raise InvalidProblemError(
-            f"{len(dynamic)} dimensions are dynamic; a plan needs 1 to {MOST_DYNAMIC}, each a range of sizes, such as "
-            "m=range(1, 4097) or m='1..4096'."
+            f"{len(dynamic)} dimensions are dynamic ({seen or 'no values were given'}); a plan needs 1 to {MOST_DYNAMIC}, each a "
+            "range of sizes, such as m=range(1, 4097) or m='1..4096'."
         )
     tied = {name: value for name, value in values.items() if isinstance(value, str) and value in dynamic}
     fixed = {name: value for name, value in values.items() if name not in dynamic and name not in tied}

@@ -61,6 +61,7 @@ class Family:
         """Every value but the dynamic ones, what was not given as the schema fills it; checked at both ends."""
         for name, sizes in self.dynamic.items():
             Axis(name, sizes)  # refuses what is no range of sizes
+        self._check_names(given)
         ends = [{n: s[0] for n, s in self.dynamic.items()}, {n: s[-1] for n, s in self.dynamic.items()}]
         first, _ = (build_problem(self.name, tuple(given.items()), self.tied, end) for end in ends)
         facts = {
@@ -74,3 +75,21 @@ class Family:
             if name not in first.facts or type(first.facts[name]) is not int:
                 raise InvalidProblemError(f"{self.name} has no dimension {name!r} that could be dynamic.")
         return tuple((n, given.get(n, value)) for n, value in facts.items() if n not in free)
+
+    def _check_names(self, given: Mapping[str, Any]) -> None:
+        """Say of ranges and texts in the wrong place what is meant there, before a problem is made of one of the sizes."""
+        dims = [dim.name for dim in self._schema.dims]
+        known = {option.name: option for option in self._schema.options}
+        for name in self.dynamic:
+            if name in ("dtype", "allow_tf32", "threads") or (
+                name in known and known[name].choices is not None
+            ):
+                raise InvalidProblemError(
+                    f"{self.name} has no dimension {name!r} that could be dynamic. Its dimensions: {', '.join(dims)}."
+                )
+        for name, value in given.items():
+            if name in dims and isinstance(value, str):
+                raise InvalidProblemError(
+                    f"{self.name}: {name} is {value!r}; it must be an integer, a range such as '1..4096', or the name of a dynamic "
+                    f"dimension ({', '.join(self.dynamic)})."
+                )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from kernelcast.datasets.journal import write_durably
-from kernelcast.errors import ArtifactError, InvalidProblemError, InvalidRecordError, UnknownNameError
+from kernelcast.errors import (
+    ArtifactError,
+    InvalidProblemError,
+    InvalidRecordError,
+    KernelcastError,
+    UnknownNameError,
+)
 from kernelcast.kernels import Candidate, Device, operation, variant
 from kernelcast.runtime.plan import Plan, PlanWarning, build_problem
 from kernelcast.runtime.plan_table import Interval
@@ -102,11 +111,65 @@ def save(plan: Plan, path: Path) -> None:
 
     Raises:
         InvalidRecordError: another ending.
+        KernelcastError: the file cannot be written.
     """
     writers = {".py": to_python, ".json": to_json}
     if path.suffix not in writers:
         raise InvalidRecordError(f"{path} is no name for a plan; it must end in {' or '.join(writers)}.")
-    write_durably(path, writers[path.suffix](plan))
+    write_text(path, writers[path.suffix](plan))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a plan's text, or a drawing's, whole or not at all; folders that lack are made.
+
+    Raises:
+        KernelcastError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, text)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a file that could not be written, before time is spent on what is to be in it; folders that lack are made.
+
+    Raises:
+        KernelcastError: it is a folder, or its folder cannot be made or written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=path.parent) as file:
+            file.write(b"\n")
+            file.flush()
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def read(path: Path) -> str:
+    """The text of a plan's file.
+
+    Raises:
+        InvalidRecordError: it cannot be read, or is no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRecordError(f"{path} is not a plan: it is no text ({error}).") from error
+    except OSError as error:
+        raise InvalidRecordError(
+            f"The plan {path} cannot be read: {error.strerror or error}. Plan.save and kernelcast plan --export write one."
+        ) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> KernelcastError:
+    where = f" ({error.filename})" if error.filename not in (None, str(path)) else ""
+    return KernelcastError(
+        f"The plan {path} cannot be written: {error.strerror or error}{where}. Choose another file."
+    )
 
 
 def for_device(plan: Plan, device: Device) -> Plan:

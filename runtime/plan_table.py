@@ -169,14 +169,15 @@ class Table:
 
         Raises:
             KeyError: a dimension is missing.
+            TypeError: a size is no integer.
         """
         if self._simple:
             name, allowed, starts, _, _ = self._axes[0]
-            size = operator.index(sizes[name])
+            size = _whole(sizes[name])
             return self._entries[bisect_right(starts, size) - 1] if size in allowed else -1
         place = 0
         for name, allowed, starts, moduli, width in self._axes:
-            size = operator.index(sizes[name])
+            size = _whole(sizes[name])
             if size not in allowed:
                 return -1
             kind = 0
@@ -186,6 +187,12 @@ class Table:
                 kind += 1
             place = place * width + (bisect_right(starts, size) - 1) * (len(moduli) + 1) + kind
         return self._entries[place]
+
+
+def _whole(size: Any) -> int:
+    if size is True or size is False:  # integers to Python, and no sizes
+        raise TypeError
+    return operator.index(size)
 
 
 def _no_size_between(sizes: range, last: int, end: int) -> bool:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 from kernelcast import settings
 from kernelcast.datasets.timing import TimingPlan
-from kernelcast.errors import KernelcastError, SettingsError
+from kernelcast.errors import KernelcastError
 from kernelcast.kernels import Candidate, Device, Problem
 from kernelcast.kernels.detect import detect
 from kernelcast.kernels.registry import on_change
+from kernelcast.runtime import options
 from kernelcast.runtime.background import Background
 from kernelcast.runtime.break_even import break_even
 from kernelcast.runtime.cache import CacheKey, SelectionCache, is_legal
 from kernelcast.runtime.measuring import Measurer, default_selection, sentence
-from kernelcast.runtime.options import book_of, check_integer, check_mode, check_number, folder_of
 from kernelcast.runtime.pack import PackedSelections
 from kernelcast.runtime.ranking import ModelWarning, Rankers, Ranking
 from kernelcast.runtime.selection import Selection
@@ -110,36 +110,26 @@ class Selector:
         pack: Path | None = None,
         plans: Iterable[Plan] = (),
     ) -> None:
-        check_mode(mode or "verify")
-        check_integer("top_k", top_k, 1)
-        check_integer("drift_every", drift_every, 0)
-        check_number("budget_seconds", budget_seconds, math.inf)
-        if target_regret is not None:
-            check_number("target_regret", target_regret, 1.0)
-        if expected_calls is not None:
-            check_number("expected_calls", expected_calls, math.inf)
-        if priors is not None and not callable(priors):
-            raise SettingsError(
-                f"priors is {priors!r}; it must be a function of a problem that gives candidates."
-            )
+        options.check_numbers(top_k, target_regret, budget_seconds, expected_calls, drift_every)
+        options.check_others(device, mode, workload, background, priors)
         self.device = detect() if device is None else device
-        self.models = settings.models_dir() if models is None else Path(models)
+        self.models = settings.models_dir() if models is None else options.path_of("models", models)
         self.top_k = top_k
         self.target_regret = target_regret
-        self.plan = replace(plan, seconds=min(plan.seconds, budget_seconds))
+        self.plan = options.timing_of(plan, budget_seconds)
         self.background = background
         self.expected_calls = expected_calls
         self.drift_every = drift_every
         self._mode = mode
-        packed = None if pack is None else PackedSelections(Path(pack))
-        self.cache = SelectionCache(folder_of(cache, settings.cache_dir()), pack=packed)
+        packed = None if pack is None else PackedSelections(options.path_of("pack", pack))
+        self.cache = SelectionCache(options.folder_of("cache", cache, settings.cache_dir()), pack=packed)
         self.rankers = Rankers(self.device, self.models)
         self.measurer = Measurer(
             self.device,
             plan=self.plan,
             budget_seconds=budget_seconds,
             workload=workload,
-            store=folder_of(store, settings.store_dir()),
+            store=options.folder_of("store", store, settings.store_dir()),
         )
         self._priors = priors
         self._guard = threading.Lock()
@@ -150,7 +140,7 @@ class Selector:
         self._rejected: dict[Problem, set[Candidate]] = {}
         self._listeners: list[Listener] = []
         self._later = Background()
-        self._plans = book_of(plans)
+        self._plans = options.book_of(plans)
         _selectors.add(self)
 
     @property
@@ -174,6 +164,8 @@ class Selector:
         Raises:
             SettingsError: an unknown mode, or a number of calls that is not positive.
         """
+        if expected_calls is not None:
+            options.check_number("expected_calls", expected_calls, math.inf)
         if mode is None and (self._mode is not None or _environment.get(_MODE) == self._ready_mode):
             found = self._ready.get(problem)
             if found is not None:
@@ -185,9 +177,8 @@ class Selector:
             self.clear_ready()
             self._ready_mode = _environment.get(_MODE)
         mode = self.mode if wanted is None else wanted
-        check_mode(mode)
-        if expected_calls is not None:
-            check_number("expected_calls", expected_calls, math.inf)
+        options.check_mode(mode)
+        options.check_problem(problem)
         selection, settled = self._answer(problem, mode, expected_calls or self.expected_calls)
         if settled and wanted is None and not self.drift_every:
             if len(self._ready) >= _MOST_READY:
@@ -225,7 +216,7 @@ class Selector:
 
     def select_many(self, problems: Iterable[Problem], *, mode: str | None = None) -> list[Selection]:
         """:meth:`select` for each problem, in order."""
-        return [self.select(problem, mode=mode) for problem in problems]
+        return [self.select(problem, mode=mode) for problem in options.problems_of(problems)]
 
     def rank(self, problem: Problem, *, whole: bool = False) -> Ranking:
         """Legal candidates with their predictions; see :meth:`kernelcast.runtime.ranking.Rankers.rank`."""
@@ -260,9 +251,14 @@ class Selector:
         Args:
             selection: of this selector's device.
             rivals: how many others of the ranking to explain.
+
+        Raises:
+            SettingsError: it is no selection, or no number.
         """
         from kernelcast.runtime.explain import explain
 
+        options.check_kind("selection", selection, Selection, "what kernelcast.select gives")
+        options.check_integer("rivals", rivals, 0)
         model, _ = self.rankers.model(selection.problem.operation)
         return explain(selection, self.rank(selection.problem), self.device, model, rivals=rivals)
 

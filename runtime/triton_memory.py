@@ -20,7 +20,7 @@ from typing import Any
 
 from kernelcast.datasets.journal import write_durably
 from kernelcast.runtime import CacheWarning
-from kernelcast.runtime.cache import LOCK_SECONDS
+from kernelcast.runtime.cache import LOCK_SECONDS, warn_once
 from kernelcast.runtime.triton_key import TunedKey
 
 #: Version of an entry's layout; entries of another are misses.
@@ -113,7 +113,7 @@ class TunedMemory:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_durably(path, text + "\n")
         except OSError as error:
-            _warn(f"The tuned configs in {self.folder} cannot be written ({error.strerror or error})")
+            _warn_of_folder(f"{self.folder} cannot be written ({error.strerror or error})")
 
     def evict(self, key: TunedKey) -> None:
         """Forget a key."""
@@ -137,7 +137,7 @@ class TunedMemory:
                     stack.enter_context(FileLock(path, timeout=self._lock_seconds))
                 except (OSError, NotImplementedError) as error:
                     reason = getattr(error, "strerror", None) or error
-                    _warn(f"The tuned configs in {self.folder} cannot be locked ({reason})")
+                    _warn_of_folder(f"{self.folder} cannot be locked ({reason})")
             yield
 
     def _path(self, key: TunedKey) -> Path:
@@ -160,6 +160,10 @@ def _read(path: Path) -> bytes:
 def _digest(key: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     """64 hexadecimal digits over what an entry says."""
     return hashlib.sha256(json.dumps([key, entry], sort_keys=True).encode()).hexdigest()
+
+
+def _warn_of_folder(fault: str) -> None:
+    warn_once(f"The tuned configs in {fault}; tuning goes on without it.", stacklevel=4)
 
 
 def _warn(message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from kernelcast.runtime.cache import CacheEntry, SelectionCache
     from kernelcast.runtime.cache_recheck import Recheck
 
+#: Files that a message lists.
+_MOST_LEFT = 5
+
 cache = typer.Typer(help="Look after remembered selections, and exchange them.", no_args_is_help=True)
 
 CacheOption = Annotated[
@@ -25,7 +29,9 @@ CacheOption = Annotated[
         "--cache", help="Folder of selections. \\[default: $KERNELCAST_HOME/cache]", show_default=False
     ),
 ]
-OperationOption = Annotated[str | None, typer.Option("--op", help="Selections of this operation.")]
+OperationOption = Annotated[
+    str | None, typer.Option("--op", "--operation", help="Selections of this operation.")
+]
 RememberedDeviceOption = Annotated[
     str | None,
     typer.Option("--device", help="Selections of this device: its name or fingerprint."),
@@ -44,7 +50,7 @@ def show(
     device: RememberedDeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what is remembered: what was chosen, how much faster than the default it was, and whether it counts here.
+    """List what is remembered: what was chosen, by what search, how much faster than the default it was, and whether it counts here.
 
     An entry of another environment (versions, driver, changed variants) is a prior: measured again before it is used.
 
@@ -68,12 +74,13 @@ def show(
     for title in ("problem", "candidate", "device"):
         table.add_column(title, overflow="fold")
     table.add_column("source", min_width=len("verified"))
+    table.add_column("measured", min_width=len("regret 0.05"))
     for title in ("measured us", "default us", "speedup"):
         table.add_column(title, justify="right")
     table.add_column("environment", min_width=len("environment"))
     table.add_column("age", justify="right")
     for row in rows:
-        names = (row["problem"], row["candidate"], row["device"], row["source"])
+        names = (row["problem"], row["candidate"], row["device"], row["source"], row["search"])
         figures = (_figure(row["measured_us"]), _figure(row["default_us"]), _figure(row["speedup"], 2))
         table.add_row(*map(escape, names), *figures, row["environment"], _age(row["age_s"]))
     out = console()
@@ -168,7 +175,7 @@ def clear(
     import sys
 
     from kernelcast.cli.data import _age_s
-    from kernelcast.errors import SettingsError
+    from kernelcast.errors import KernelcastError, SettingsError
 
     target = _open(folder)
     everything = operation is None and device is None and older_than is None
@@ -183,11 +190,14 @@ def clear(
         if not sys.stdin.isatty():
             raise SettingsError(f"{_count(len(found), 'selection')} would be forgotten. Add --yes to do it.")
         typer.confirm(f"Forget {_count(len(found), 'selection')} of {target.folder}?", abort=True, err=True)
-    if everything:
-        removed = target.clear()
+    result = target.forget(None if everything else [entry.key for entry in found])
+    if as_json:
+        left = [{"path": str(path), "reason": reason} for path, reason in result.left]
+        print_json({"removed": result.removed, "left": left})
     else:
-        removed = sum(target.remove(entry.key) for entry in found)
-    print_json({"removed": removed}) if as_json else print(f"{_count(removed, 'selection')} forgotten.")
+        print(f"{_count(result.removed, 'selection')} forgotten.")
+    if result.left:
+        raise KernelcastError(_left(result.left))
 
 
 @cache.command()
@@ -336,6 +346,7 @@ def _row(entry: CacheEntry) -> dict[str, Any]:
         "speedup": selection.speedup,
         "top_k": entry.key.top_k,
         "target_regret": entry.key.target_regret,
+        "search": _search(entry),
         "environment": _environment(entry),
         "verified_at": entry.verified_at,
         "age_s": max(time.time() - entry.verified_at, 0.0),
@@ -343,6 +354,14 @@ def _row(entry: CacheEntry) -> dict[str, Any]:
         "hash": selection.hash,
         "reason": selection.reason,
     }
+
+
+def _search(entry: CacheEntry) -> str:
+    """What a selector must ask for to get this answer: ``"top 3"``, ``"regret 0.02"`` or ``"tune"``."""
+    key = entry.key
+    if key.target_regret is not None:
+        return f"regret {key.target_regret:g}"
+    return f"top {key.top_k}" if key.top_k else "tune"
 
 
 def _environment(entry: CacheEntry) -> str:
@@ -362,6 +381,16 @@ def _hash_of(found: list[CacheEntry]) -> str:
     from kernelcast.runtime.selection import selections_hash
 
     return selections_hash(entry.selection for entry in found)
+
+
+def _left(left: Sequence[tuple[Path, str]]) -> str:
+    """What could not be removed, and what to do."""
+    some = "; ".join(f"{path} ({reason})" for path, reason in left[:_MOST_LEFT])
+    more = f"; and {len(left) - _MOST_LEFT:,} more" if len(left) > _MOST_LEFT else ""
+    return (
+        f"{_count(len(left), 'file')} could not be removed: {some}{more}. Make the folder writable, or remove them as the user "
+        "who owns it."
+    )
 
 
 def _print_none(target: SelectionCache) -> None:

@@ -85,7 +85,7 @@ def collect(
     from kernelcast.cli.executors import ExecutorChoice
     from kernelcast.cli.strategies import StrategyChoice, refuse_without_replay, replayed
     from kernelcast.datasets.collect import collect as run
-    from kernelcast.datasets.journal import prepare_store
+    from kernelcast.datasets.journal import require_writable
     from kernelcast.datasets.timing import TimingPlan
     from kernelcast.errors import SettingsError
 
@@ -106,7 +106,7 @@ def collect(
         with choice.open() as (measuring, hardware, idle):
             wanted = _problems(operation, definition, problems, hardware)
             choosing = chosen.open(hardware)
-            prepare_store(folder)  # says what is wrong with it before anything is measured
+            require_writable(folder)  # says what is wrong with it before anything is measured
             if idle:
                 console(stderr=True).print(
                     f"Not measured on, as records are of one device ({hardware.name}): {', '.join(idle)}",

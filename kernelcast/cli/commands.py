@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from weakref import WeakSet
 
 import typer
 
@@ -25,13 +26,14 @@ MODULES = (
     "demo",
 )
 
-_attached: set[int] = set()
+#: By the object, not its id: another application may have the id of one that is gone.
+_attached: WeakSet[typer.Typer] = WeakSet()
 
 
 def attach(app: typer.Typer) -> None:
     """Add every command to an application, once."""
-    if id(app) in _attached:
+    if app in _attached:
         return
-    _attached.add(id(app))
+    _attached.add(app)
     for name in MODULES:
         import_module(f"kernelcast.cli.{name}").attach(app)

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from kernelcast.datasets.query import Conditions
     from kernelcast.datasets.store import RewriteResult
 
-OperationOption = Annotated[str | None, typer.Option("--operation", help="Records of this operation.")]
+OperationOption = Annotated[
+    str | None, typer.Option("--op", "--operation", help="Records of this operation.")
+]
 RecordedDeviceOption = Annotated[
     str | None,
     typer.Option("--device", help="Records of this device: its name or fingerprint."),
@@ -123,7 +125,7 @@ def export(
 ) -> None:
     """Write records to one file for other tools.
 
-    Example: kernelcast data export gemm.parquet --operation gemm --outcome ok
+    Example: kernelcast data export gemm.parquet --op gemm --outcome ok
     """
     from kernelcast.datasets.store import Store
 
@@ -176,7 +178,7 @@ def prune(
 ) -> None:
     """Delete the records that meet every condition given.
 
-    Example: kernelcast data prune --operation gemm --outcome crash --dry-run
+    Example: kernelcast data prune --op gemm --outcome crash --dry-run
     """
     import time
 

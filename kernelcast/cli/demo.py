@@ -17,7 +17,9 @@ def attach(app: typer.Typer) -> None:
 def demo(
     operations: Annotated[
         str | None,
-        typer.Option("--op", help="Only these operations, separated by commas. [default: all four]"),
+        typer.Option(
+            "--op", "--operation", help="Only these operations, separated by commas. [default: all four]"
+        ),
     ] = None,
     track: Annotated[bool, typer.Option("--track/--no-track", help="Write MLflow runs.")] = True,
     fresh: Annotated[
@@ -36,7 +38,7 @@ def demo(
     """
     from kernelcast import settings
     from kernelcast.cli.common import console, print_json, resolve_device, split_names, warn_if_noisy
-    from kernelcast.datasets.journal import prepare_store
+    from kernelcast.datasets.journal import require_writable
     from kernelcast.demo import forget, run
     from kernelcast.demo_problems import OPERATIONS
     from kernelcast.errors import UnknownNameError
@@ -50,7 +52,7 @@ def demo(
         console().print(
             f"[bold]kernelcast[/bold] on {device.name} ({device.architecture}, {device.cores} cores)"
         )
-    prepare_store(settings.store_dir())  # says what is wrong with it before anything is measured
+    require_writable(settings.store_dir())  # says what is wrong with it before anything is measured
     quiet = warn_if_noisy(device)
     if fresh:
         forget(device)

@@ -44,7 +44,7 @@ def attach(app: typer.Typer) -> None:
 
 
 def evaluate(
-    operation: Annotated[str, typer.Option("--op", help="Operation, such as gemm.")],
+    operation: Annotated[str, typer.Option("--op", "--operation", help="Operation, such as gemm.")],
     device: DeviceOption = None,
     train_workloads: Annotated[
         str | None,

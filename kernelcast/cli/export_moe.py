@@ -77,13 +77,17 @@ def export_moe(
         device_name=device_name,
     )
     path = made.save(output)
+    if made.hindrance:
+        label = "[yellow]Warning:[/yellow]" if mode == "verify" else "Note:"
+        console(stderr=True).print(f"{label} {escape(made.hindrance)}", soft_wrap=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PlanWarning)
         warn_of_guesses(made)
     for each in caught:
         console(stderr=True).print(f"[yellow]Warning:[/yellow] {escape(str(each.message))}", soft_wrap=True)
     if as_json:
-        print_json({"path": str(path), "configs": [_row(choice) for choice in made.choices]})
+        rows = [_row(choice) for choice in made.choices]
+        print_json({"path": str(path), "configs": rows, "hindrance": made.hindrance})
         return
     _print(made, path)
 

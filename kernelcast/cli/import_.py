@@ -110,8 +110,8 @@ def _spell_out(run: Any, importer: type[Importer]) -> None:
 
 
 def _spellings(option: ImportOption) -> list[str]:
-    # The operation is --op to the other commands.
-    return [f"--{option.name}", *(["--op"] if option.name == "operation" else [])]
+    # The operation is --op and --operation to every command.
+    return [*(["--op"] if option.name == "operation" else []), f"--{option.name}"]
 
 
 def _size_bytes(text: str) -> int:

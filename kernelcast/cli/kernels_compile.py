@@ -18,7 +18,7 @@ TIME_LIMIT_S = 60.0
 
 
 def compile_(
-    operation: Annotated[str, typer.Option("--op", help="Operation, such as gemm.")],
+    operation: Annotated[str, typer.Option("--op", "--operation", help="Operation, such as gemm.")],
     target: Annotated[str, typer.Option("--target", help="Architecture, such as sm90 or gfx942.")],
     definition: DefinitionArgument = None,
     dtype: Annotated[

@@ -22,7 +22,7 @@ VersionArgument = Annotated[
         help="Such as 0003-1a2b3c4d, or its number alone; the champion where left out.",
     ),
 ]
-OperationOption = Annotated[str | None, typer.Option("--op", help="Operation, such as gemm.")]
+OperationOption = Annotated[str | None, typer.Option("--op", "--operation", help="Operation, such as gemm.")]
 #: Not the DeviceOption of other commands: a model may be of a device that is neither this one nor in the table.
 ModelDeviceOption = Annotated[
     str | None,

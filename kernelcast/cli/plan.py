@@ -22,7 +22,8 @@ def attach(app: typer.Typer) -> None:
 def plan(
     definition: DefinitionArgument = None,
     operation: Annotated[
-        str | None, typer.Option("--op", help="An operation, such as attention.", show_default=False)
+        str | None,
+        typer.Option("--op", "--operation", help="An operation, such as attention.", show_default=False),
     ] = None,
     dimensions: Annotated[
         list[str] | None,
@@ -68,24 +69,26 @@ def plan(
     """
     from kernelcast.errors import InvalidRecordError
     from kernelcast.runtime import plan as plans
+    from kernelcast.runtime import plan_file
 
     kinds = (".json", ".py", ".svg")
     for path in export or []:
         if path.suffix not in kinds:
             raise InvalidRecordError(f"{path} is no name for a plan; it must end in {', '.join(kinds)}.")
+        plan_file.require_writable(path)  # before anything is measured, and lost
     if read is not None:
         if operation is not None or dimensions or definition:
             raise typer.BadParameter(
                 "A plan is read or made: leave --op, --dim and NAME=VALUE out with --read."
             )
-        found = plans.Plan.from_json(read.read_text(encoding="utf-8"))
+        found = plans.Plan.from_json(plan_file.read(read))
     else:
         found = _made(
             operation, dimensions or [], definition or [], device, verify=verify, least_gain=least_gain
         )
     for path in export or []:
         if path.suffix == ".svg":
-            path.write_text(found.to_svg(), encoding="utf-8")
+            plan_file.write_text(path, found.to_svg())
         else:
             found.save(path)
     if as_json:
@@ -117,9 +120,10 @@ def _made(
         )
     values = parse_values(definition)
     for name, sizes in parse_values(dimensions).items():
-        if sizes_of(sizes) is None:
+        if sizes_of(sizes, name) is None:
             raise InvalidProblemError(
-                f"--dim {name}={sizes} names no sizes; write {name}=1..4096, both ends included, or {name}=64..4096..64."
+                f"--dim {name}={sizes} names no sizes; write {name}=1..4096, both ends included, or {name}=64..4096..64. A single "
+                f"size is given without --dim: {name}=4096."
             )
         if name in values:
             raise InvalidProblemError(f"{name} is given twice.")

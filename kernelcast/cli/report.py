@@ -20,7 +20,9 @@ def attach(app: typer.Typer) -> None:
 
 
 def report(
-    operation: Annotated[str | None, typer.Option("--op", help="Only models of this operation.")] = None,
+    operation: Annotated[
+        str | None, typer.Option("--op", "--operation", help="Only models of this operation.")
+    ] = None,
     device: Annotated[str | None, typer.Option("--device", help="Only models of this device.")] = None,
     output: Annotated[Path, typer.Option("--output", help="The file to write.")] = Path(
         "kernelcast-report.html"

@@ -30,7 +30,7 @@ def attach(app: typer.Typer) -> None:
 
 
 def train(
-    operation: Annotated[str, typer.Option("--op", help="Operation, such as gemm.")],
+    operation: Annotated[str, typer.Option("--op", "--operation", help="Operation, such as gemm.")],
     device: DeviceOption = None,
     train_workloads: Annotated[
         str | None,

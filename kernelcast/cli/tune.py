@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kernelcast.cli.common import DefinitionArgument, DeviceOption, JsonOption, StoreOption
+from kernelcast.cli.prior import log_latency, read_prior
 
 if TYPE_CHECKING:
-    from kernelcast.costmodel.search import PriorRecords, Search
+    from kernelcast.costmodel.search import Search
     from kernelcast.datasets.replay import Recording
     from kernelcast.kernels import Candidate, CandidateTable, Problem
 
@@ -28,7 +29,7 @@ def attach(app: typer.Typer) -> None:
 
 
 def tune(
-    operation: Annotated[str, typer.Option("--op", help="Operation, such as gemm.")],
+    operation: Annotated[str, typer.Option("--op", "--operation", help="Operation, such as gemm.")],
     definition: DefinitionArgument = None,
     device: DeviceOption = None,
     budget: Annotated[
@@ -129,13 +130,15 @@ def _measure(
     if why:
         raise KernelcastError(f"Nothing can be tuned: {why}. Search among records instead: --replay STORE.")
     ranking = selector.rank(problem, whole=True)
-    prior = _prior(folder, operation, others, problem, ranking.table) if others else None
+    prior, matches = read_prior(folder, operation, others, problem, ranking.table) if others else (None, [])
     warn_if_noisy(hardware)
     selection = selector.tune(problem, prior=prior, seed=seed)
     if as_json:
-        print_json({"selection": selection.to_dict()})
+        print_json({"selection": selection.to_dict(), "prior": [each.to_dict() for each in matches]})
         return
     out = console()
+    for each in matches:
+        out.print(f"Prior: {each}", markup=False, soft_wrap=True)
     out.print(f"{selection.problem} on {selection.device}: {selection.candidates:,} legal candidates.")
     out.print(
         f"Selected: [bold]{selection.candidate}[/bold] ({selection.source}). {escape(selection.reason)}"
@@ -168,20 +171,17 @@ def _replay(
     problem = _problem_of(recording, operation, definition)
     candidates = recording.tables[recording.problems.index(problem)]
     table = _table_of(candidates)
-    latency = np.array([_log_latency(recording.measurements[problem, each]) for each in candidates])
+    latency = np.array([log_latency(recording.measurements[problem, each]) for each in candidates])
     others = split_names(prior_device)
-    search = Search(
-        table,
-        default=_default_row(operation, table),
-        prior=_prior(root, operation, others, problem, table) if others else None,
-        seed=seed,
-    )
+    prior, matches = read_prior(root, operation, others, problem, table) if others else (None, [])
+    search = Search(table, default=_default_row(operation, table), prior=prior, seed=seed)
     steps = _searched(search, latency, measurements)
     best = search.best
     report: dict[str, Any] = {
         "problem": str(problem),
         "device": recording.device.name,
         "prior_devices": others or [],
+        "prior": [each.to_dict() for each in matches],
         "candidates": len(table),
         "measured": search.told,
         "failed": int(np.isnan(latency[search.rows]).sum()),
@@ -204,6 +204,8 @@ def _replay(
     for step in steps:
         lines.add_row(str(step["measurements"]), f"{step['best_us']:,.1f}", f"{step['share']:.1%}")
     out = console()
+    for each in matches:
+        out.print(f"Prior: {each}", markup=False, soft_wrap=True)
     out.print(lines)
     out.print(
         f"Looked up {report['measured']:,} of {report['candidates']:,} candidates, {report['failed']} of which failed. "
@@ -238,8 +240,10 @@ def _problem_of(recording: Recording, operation: str, definition: list[str]) -> 
     found = [
         problem
         for problem in recording.problems
-        if all(problem.facts.get(name) == value for name, value in wanted.items())
+        if all(_facts(problem).get(name) == value for name, value in wanted.items())
     ]
+    # Of a kernel's problems some may be stated by fewer sizes than others: all of its own name it.
+    found = [each for each in found if each.facts.keys() <= wanted.keys()] or found
     if len(found) != 1:
         some = "; ".join(str(problem) for problem in (found or recording.problems)[:5])
         raise InvalidProblemError(
@@ -249,35 +253,10 @@ def _problem_of(recording: Recording, operation: str, definition: list[str]) -> 
     return found[0]
 
 
-def _prior(
-    root: Path, operation: str, devices: list[str], problem: Problem, table: CandidateTable
-) -> PriorRecords:
-    """What other devices took for the candidates of a table."""
-    import numpy as np
-
-    from kernelcast.costmodel.search import PriorRecords
-    from kernelcast.datasets.replay import Recording
-    from kernelcast.errors import StoreError
-
-    candidates = list(table)
-    latency = np.full((len(devices), len(table)), np.nan)
-    failed = np.zeros(latency.shape, dtype=bool)
-    for place, name in enumerate(devices):
-        held = Recording.read(root, operation, device=name).measurements
-        for row, candidate in enumerate(candidates):
-            measurement = held.get((problem, candidate))
-            if measurement is not None:
-                latency[place, row] = _log_latency(measurement)
-                failed[place, row] = measurement.outcome != "ok"
-        if not np.isfinite(latency[place]).any():
-            raise StoreError(
-                f"{root} holds no records of {problem} on {name} that worked: leave it out of --prior-device."
-            )
-    return PriorRecords(latency, failed)
-
-
-def _log_latency(measurement: Any) -> float:
-    return math.log(measurement.latency_us) if measurement.outcome == "ok" else math.nan
+def _facts(problem: Problem) -> dict[str, Any]:
+    """All that can be said of a problem by name."""
+    switches = {name: getattr(problem, name) for name in ("dtype", "allow_tf32", "threads")}
+    return {**problem.facts, **switches}
 
 
 def _table_of(candidates: Sequence[Candidate]) -> CandidateTable:
