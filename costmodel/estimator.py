@@ -92,7 +92,7 @@ class CostModel(RegressorMixin, BaseEstimator):
         self,
         n_estimators: int = 150,
         max_depth: int = 7,
-        learning_rate: float = 0.1,
+        learning_rate: float = 0.2,
         min_child_weight: float = 2.0,
         subsample: float = 0.8,
         colsample_bytree: float = 0.4,

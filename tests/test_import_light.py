@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import for_each
 
 HEAVY = ("torch", "triton", "pandas", "sklearn", "xgboost", "mlflow", "pyarrow", "matplotlib", "ray", "scipy")
 
@@ -35,21 +36,26 @@ def test_the_check_itself_sees_a_library():
     assert loaded_by("import sys\nsys.modules['pandas'] = sys") == {"pandas"}
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import kernelcast, kernelcast.errors, kernelcast.settings; dir(kernelcast)",
-        "import kernelcast.kernels, kernelcast.featurizer, kernelcast.costmodel, kernelcast.runtime",
-        "import kernelcast; kernelcast.Selector; kernelcast.Problem; kernelcast.select; kernelcast.device('h100')",
-        "import kernelcast.datasets, kernelcast.datasets.timing, kernelcast.datasets.journal, kernelcast.training",
-        "import kernelcast.cli",
-        "from kernelcast import kernels\nfor name in kernels.operation_names(): kernels.variants(name)",
-        LIST,
-        RANK,
-    ],
-    ids=["kernelcast", "rooms", "names", "data", "cli", "catalogue", "list", "rank"],
-)
-def test_nothing_heavy_is_loaded(code):
+CODES = [
+    "import kernelcast, kernelcast.errors, kernelcast.settings; dir(kernelcast)",
+    "import kernelcast.kernels, kernelcast.featurizer, kernelcast.costmodel, kernelcast.runtime",
+    "import kernelcast; kernelcast.Selector; kernelcast.Problem; kernelcast.select; kernelcast.device('h100')",
+    "import kernelcast.datasets, kernelcast.datasets.timing, kernelcast.datasets.journal, kernelcast.training",
+    "import kernelcast.cli",
+    "from kernelcast import kernels\nfor name in kernels.operation_names(): kernels.variants(name)",
+    LIST,
+    RANK,
+]
+
+
+def test_nothing_heavy_is_loaded():
+    """All in one process: what is loaded stays loaded."""
+    assert loaded_by("\n".join(CODES)) == set()
+
+
+@pytest.mark.slow
+@for_each("code", CODES)
+def test_nothing_heavy_is_loaded_by_any_alone(code):
     assert loaded_by(code) == set()
 
 

@@ -32,9 +32,21 @@ LEAVES = {"errors": set(), "settings": {"errors"}}
 ROOMS = tuple(MAY_IMPORT)
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Every statement in a node, however deep: no import stands in an expression."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inner = getattr(node, field, None)
+        for each in inner if isinstance(inner, list) else ():
+            yield each
+            yield from statements(each)
+
+
 def imported(source: str, module: str) -> Iterator[str]:
     """Every module, or name in one, that a module's source imports: ``kernelcast.kernels.problem.Problem``."""
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    # Calls that import are rare, and to look for them takes longer than all else here.
+    calls = "import_module" in source or "__import__" in source
+    for node in ast.walk(tree) if calls else statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -110,6 +122,27 @@ def test_no_script_imports_a_room_as_a_top_level_name():
         if name.split(".")[0] in ROOMS
     ]
     assert wrong == []
+
+
+@for_each(
+    "within",
+    [
+        "class A:\n    def f(self):\n        {}",
+        "try:\n    {}\nexcept E:\n    pass",
+        "try:\n    pass\nexcept E:\n    {}",
+        "try:\n    pass\nexcept E:\n    pass\nelse:\n    {}",
+        "try:\n    pass\nfinally:\n    {}",
+        "for a in b:\n    pass\nelse:\n    {}",
+        "with a:\n    while b:\n        {}",
+        "match a:\n    case 1:\n        {}",
+        "if a:\n    pass\nelif b:\n    {}",
+        "async def f():\n    async with a:\n        {}",
+    ],
+)
+def test_an_import_is_found_wherever_it_stands(within):
+    assert list(imported(within.format("import a.b"), "m")) == ["a.b"]
+    both = within.format("import a.b; import_module('c')")
+    assert sorted(imported(both, "m")) == ["a.b", "c"]
 
 
 def test_the_rooms_are_those_that_are_packaged():

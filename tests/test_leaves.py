@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from cases import for_each
 
 from kernelcast import errors, settings
 from kernelcast.errors import ImportFileError, MissingExtraError, SettingsError, UnknownNameError
@@ -24,7 +25,7 @@ RAISED = [
 ]
 
 
-@pytest.mark.parametrize("error", RAISED, ids=str)
+@for_each("error", RAISED, ids=str)
 def test_errors_survive_the_way_to_another_process(error):
     for read in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(read) is type(error)

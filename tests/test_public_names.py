@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 
 import pytest
+from cases import for_each
 
 import kernelcast
 
@@ -44,7 +45,7 @@ def public_names(module):
     return list(getattr(module, "__all__", []))
 
 
-@pytest.mark.parametrize("module", PUBLIC)
+@for_each("module", PUBLIC)
 def test_the_public_names_are_these(module):
     assert sorted(public_names(importlib.import_module(module))) == sorted(PUBLIC[module])
 

@@ -13,6 +13,7 @@ SMALL_DATASET = 100
 _SMALL = {
     "n_estimators": 200,
     "max_depth": 4,
+    "learning_rate": 0.1,
     "min_child_weight": 0.2,
     "colsample_bytree": 1.0,
 }
@@ -24,7 +25,7 @@ def hyperparameters(
     """All parameters of the estimator for a dataset of some size.
 
     From :data:`SMALL_DATASET` problems on, the defaults of :class:`kernelcast.costmodel.CostModel`. Below, the shapes
-    are too few to support deep interactions: trees of depth 4; single candidates may have leaves of their own, and
+    are too few to support deep interactions: trees of depth 4 that learn slowly; single candidates may have leaves of their own, and
     every tree sees every feature, of which few tell anything yet.
 
     Args:

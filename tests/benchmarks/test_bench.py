@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import for_each
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -33,7 +34,7 @@ def test_a_row_of_another_length_is_refused() -> None:
         markdown_table(["a", "b"], [["x"]])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "text"),
     [
         (0.00012345, "0.000123"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import for_each
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -418,7 +419,7 @@ def failure(outcome: str) -> dict[str, str]:
     return {"step": "check", "problem": "gemm(...)", "candidate": "c", "outcome": outcome, "detail": "d|e"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "status", "words"),
     [
         ({}, 0, "9 results were compared"),

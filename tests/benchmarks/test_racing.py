@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import for_each
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -45,7 +46,7 @@ def test_the_page_sums_times_and_names_what_is_beyond_the_promise() -> None:
     assert [row[4] for row in page["tables"][1]["rows"]] == ["same", "5.00% ± 1.00%", "3.00% ± 2.00%"]
 
 
-@pytest.mark.parametrize(("operation", "dims"), racing.PROBLEMS)
+@for_each(("operation", "dims"), racing.PROBLEMS)
 def test_the_problems_are_of_the_catalogue(operation: str, dims: dict[str, int]) -> None:
     assert problem(operation, **dims, threads=1).operation == operation
 

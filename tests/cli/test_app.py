@@ -9,19 +9,16 @@ import warnings
 
 import pytest
 import typer
+from cases import for_each
+from cli_lab import command_line
 
 from kernelcast.cli import app as application
-from kernelcast.cli import collect, commands, common, doctor, kernels, select
+from kernelcast.cli import collect, commands, common
 from kernelcast.errors import InvalidProblemError, KernelcastError
 
 
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Runs the commands of this file's modules: (exit status, standard output, standard error)."""
-    app = typer.Typer(no_args_is_help=True)
-    app.callback()(application._options)
-    for module in (doctor, kernels, collect, select):
-        module.attach(app)
+def runner(app, monkeypatch, capsys, tmp_path):
+    """What runs an application as ``kernelcast``: (exit status, standard output, standard error)."""
     monkeypatch.setattr(application, "app", app)
     monkeypatch.setenv("KERNELCAST_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
@@ -31,8 +28,46 @@ def run(monkeypatch, capsys, tmp_path):
         out, err = capsys.readouterr()
         return status, out, err
 
-    call.app = app
     return call
+
+
+def leaves(command, words=()):
+    """(words, command) of every command below a group."""
+    if not hasattr(command, "commands"):
+        return [(words, command)]
+    return [found for name, inner in command.commands.items() for found in leaves(inner, (*words, name))]
+
+
+def test_an_operation_is_named_by_the_same_options_everywhere():
+    app = typer.Typer()
+    app.callback()(application._options)
+    commands.attach(app)
+    spellings = {
+        words: set(option.opts)
+        for words, command in leaves(typer.main.get_command(app))
+        for option in command.params
+        if {"--op", "--operation"} & set(option.opts)
+    }
+    assert {("data", "export"), ("data", "prune"), ("import", "table"), ("plan",), ("tune",)} <= set(
+        spellings
+    )
+    assert {words: found for words, found in spellings.items() if found != {"--op", "--operation"}} == {}
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Runs the command line."""
+    return runner(command_line(), monkeypatch, capsys, tmp_path)
+
+
+@pytest.fixture
+def own(monkeypatch, capsys, tmp_path):
+    """Runs an application that the test may add to: ``own.app``."""
+    app = typer.Typer(no_args_is_help=True)
+    app.callback()(application._options)
+    run = runner(app, monkeypatch, capsys, tmp_path)
+    run.app = app
+    return run
 
 
 BAD = {
@@ -102,57 +137,57 @@ def test_debug_shows_the_traceback_and_the_same_status(run, name):
     assert "Traceback" not in run(*arguments)[2]
 
 
-def test_an_error_of_several_lines_is_printed_as_one(run):
-    @run.app.command("fail")
+def test_an_error_of_several_lines_is_printed_as_one(own):
+    @own.app.command("fail")
     def fail():
         raise KernelcastError("First line,\n  second line.")
 
-    assert run("fail") == (2, "", "Error: First line, second line.\n")
+    assert own("fail") == (2, "", "Error: First line, second line.\n")
 
 
-def test_a_file_error_names_the_file(run):
-    @run.app.command("fail")
+def test_a_file_error_names_the_file(own):
+    @own.app.command("fail")
     def fail():
         open("/no/such/folder/x")  # noqa: PTH123, SIM115
 
-    assert run("fail") == (2, "", "Error: /no/such/folder/x: No such file or directory.\n")
+    assert own("fail") == (2, "", "Error: /no/such/folder/x: No such file or directory.\n")
 
 
-def test_other_errors_are_not_hidden(run):
-    @run.app.command("fail")
+def test_other_errors_are_not_hidden(own):
+    @own.app.command("fail")
     def fail():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run("fail")
+        own("fail")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort()])
-def test_an_interrupt_is_status_130(run, error):
-    @run.app.command("fail")
+def test_an_interrupt_is_status_130(own, error):
+    @own.app.command("fail")
     def fail():
         raise error
 
-    assert run("fail") == (130, "", "Interrupted.\n")
+    assert own("fail") == (130, "", "Interrupted.\n")
 
 
-def test_a_negative_answer_is_status_1_without_a_word(run):
-    @run.app.command("fail")
+def test_a_negative_answer_is_status_1_without_a_word(own):
+    @own.app.command("fail")
     def fail():
         raise typer.Exit(1)
 
-    assert run("fail") == (1, "", "")
+    assert own("fail") == (1, "", "")
 
 
-def test_warnings_are_sentences_and_only_those_for_users(run):
-    @run.app.command("warn")
+def test_warnings_are_sentences_and_only_those_for_users(own):
+    @own.app.command("warn")
     def warn():
         warnings.simplefilter("always")
         warnings.warn("The folder is full.", UserWarning, stacklevel=1)
         warnings.warn("for developers", DeprecationWarning, stacklevel=1)
 
     before = warnings.showwarning
-    assert run("warn") == (0, "", "Warning: The folder is full.\n")
+    assert own("warn") == (0, "", "Warning: The folder is full.\n")
     assert warnings.showwarning is before
 
 
@@ -167,12 +202,11 @@ def test_without_arguments_help_is_shown(run):
 def test_help_of_every_command_holds_an_example(module, monkeypatch, capsys):
     from importlib import import_module
 
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    import_module(f"kernelcast.cli.{module}").attach(app)
-    monkeypatch.setattr(application, "app", app)
+    alone = typer.Typer()
+    alone.callback()(lambda: None)
+    import_module(f"kernelcast.cli.{module}").attach(alone)
+    (command,) = typer.main.get_command(alone).commands.values()
     monkeypatch.setenv("COLUMNS", "80")
-    (command,) = typer.main.get_command(app).commands.values()
     names = [[command.name, name] for name in getattr(command, "commands", ())]
     for path in names or [[command.name]]:
         assert application._run([*path, "--help"]) == 0
@@ -261,7 +295,7 @@ def test_durations(text, seconds):
     assert collect.parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "s", "-5", "0", "1d", "nan", "inf", "1e400h", "ten"])
+@for_each("text", ["", "s", "-5", "0", "1d", "nan", "inf", "1e400h", "ten"])
 def test_bad_durations(text):
     with pytest.raises(KernelcastError, match="not a positive number"):
         collect.parse_duration(text)

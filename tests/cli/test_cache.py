@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import sys
@@ -18,6 +19,7 @@ from kernelcast.kernels import Candidate, problem
 from kernelcast.kernels.detect import detect
 from kernelcast.runtime import CacheKey, Selection, SelectionCache
 from kernelcast.runtime.cache import CacheEntry
+from kernelcast.runtime.cache_files import entry_path
 from kernelcast.runtime.selection import selections_hash
 
 HERE = detect("cpu")
@@ -121,6 +123,50 @@ def test_show_lists_choices_speedups_environments_and_ages(run, cache):
     assert len(json.loads(run("show", "--json", "--device", "bigger")[1])["selections"]) == 1
 
 
+def test_show_tells_apart_what_was_asked_for(run, cache):
+    """One problem and candidate in three searches: of the first three, of the whole space, and down to a regret."""
+    first = entry(GEMM, Candidate.of("linear"))
+    for key in (
+        first.key,
+        CacheKey.of(GEMM, HERE, 0),
+        CacheKey.of(GEMM, HERE, 0, target_regret=0.02),
+    ):
+        cache.add(CacheEntry(key, first.selection, first.verified_at))
+    status, out, err = run("show")
+    assert (status, err) == (0, "")
+    lines = [line for line in out.splitlines() if line.startswith(" gemm(")]
+    assert len(lines) == len(set(lines)) == 3
+    for search in ("top 3", "tune", "regret 0.02"):
+        assert [search in line for line in lines].count(True) == 1
+    rows = json.loads(run("show", "--json")[1])["selections"]
+    assert sorted(row["search"] for row in rows) == ["regret 0.02", "top 3", "tune"]
+
+
+@pytest.mark.parametrize("options", [[], ["--op", "gemm"]])
+def test_what_cannot_be_forgotten_is_an_error(run, cache, monkeypatch, options):
+    entries = [entry(replace(GEMM, threads=threads), Candidate.of("linear")) for threads in (1, 2, 3)]
+    for each in entries:
+        cache.add(each)
+    stuck = [entry_path(cache.folder, each.key) for each in entries[1:]]
+    unlink = Path.unlink
+
+    def refused(path, missing_ok=False):
+        if path in stuck:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    status, out, err = run("clear", *options, "--yes")
+    assert (status, out) == (2, "1 selection forgotten.\n")
+    assert err.startswith("Error: 2 files could not be removed: ")
+    assert all(f"{path} (Read-only file system)" in err for path in stuck)
+    status, out, err = run("clear", *options, "--yes", "--json")
+    assert (status, json.loads(out)["removed"]) == (2, 0)
+    assert {row["path"] for row in json.loads(out)["left"]} == set(map(str, stuck))
+    monkeypatch.undo()
+    assert cache.forget().removed == 2
+
+
 def test_a_broken_entry_is_a_warning(run, cache, tmp_path):
     cache.add(entry(GEMM, Candidate.of("linear")))
     (path,) = (tmp_path / "home" / "cache").glob("*/*.json")
@@ -182,7 +228,7 @@ def test_clear_asks_and_forgets_what_meets_the_conditions(run, cache):
     assert run("clear", "--older-than", "soon", "--yes")[0] == 2
     assert run("clear", "--op", "gemm", "--older-than", "2h", "--yes")[:2] == (0, "1 selection forgotten.\n")
     assert {e.key for e in cache.entries()} == {new.key, other.key}
-    assert json.loads(run("clear", "--op", "gemm", "--yes", "--json")[1]) == {"removed": 1}
+    assert json.loads(run("clear", "--op", "gemm", "--yes", "--json")[1]) == {"removed": 1, "left": []}
     assert json.loads(run("clear", "--op", "gemm", "--yes", "--json")[1]) == {"removed": 0}
     assert run("clear", "--yes")[:2] == (0, "1 selection forgotten.\n")
     assert list(cache.entries()) == []

@@ -7,10 +7,9 @@ import math
 import sys
 
 import pytest
-import typer
+from cases import for_each
 
 from kernelcast.cli import app as application
-from kernelcast.cli import collect as command
 from kernelcast.cli.executors import ExecutorChoice, parse_bytes
 from kernelcast.datasets.isolation import Isolated, Limits
 from kernelcast.datasets.jobs import InProcess
@@ -35,13 +34,13 @@ def test_an_amount_of_memory(text, expected):
     assert parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1GB", "0", "nan", "inf", "8XB", "8 giga"])
+@for_each("text", ["", "GiB", "-1GB", "0", "nan", "inf", "8XB", "8 giga"])
 def test_what_is_no_amount_of_memory(text):
     with pytest.raises(SettingsError, match="such as 8GiB"):
         parse_bytes(text)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "said"),
     [
         ({"executor": "remote"}, "--executor is 'remote'; it must be local, processes or ray"),
@@ -96,10 +95,6 @@ def test_ray_that_is_not_installed_is_named_with_its_extra(monkeypatch):
 @pytest.fixture
 def collect(monkeypatch, capsys, tmp_path):
     """Runs the command on a small problem and a store of the test's: (exit status, standard output, standard error)."""
-    app = typer.Typer()
-    app.callback()(application._options)
-    command.attach(app)
-    monkeypatch.setattr(application, "app", app)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("kernelcast.cli.common.warn_if_noisy", lambda device: True)
 

@@ -7,10 +7,8 @@ import sys
 
 import pytest
 import torch
-import typer
 
 from kernelcast.cli import app as application
-from kernelcast.cli import collect, kernels, select
 from kernelcast.datasets import Environment, Measurement, Protocol, Store
 from kernelcast.kernels import Candidate, Problem
 from kernelcast.kernels.devices import device
@@ -23,11 +21,6 @@ VENDOR = Candidate.of("vendor")
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Runs the command: (exit status, standard output, standard error)."""
-    app = typer.Typer()
-    app.callback()(application._options)
-    for module in (kernels, collect, select):
-        module.attach(app)
-    monkeypatch.setattr(application, "app", app)
     monkeypatch.setenv("KERNELCAST_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
 

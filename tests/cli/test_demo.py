@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import for_each
 
 from kernelcast import kernels
 from kernelcast.cli.demo import shape_text
@@ -16,8 +17,8 @@ from kernelcast.kernels.devices import device
 DEVICES = [detect("cpu"), device("h100-sxm5-80gb")]
 
 
-@pytest.mark.parametrize("where", DEVICES, ids=lambda where: where.kind)
-@pytest.mark.parametrize("operation", OPERATIONS)
+@for_each("where", DEVICES, ids=lambda where: where.kind)
+@for_each("operation", OPERATIONS)
 def test_there_are_at_least_twelve_training_problems_and_no_held_out_shape_is_among_them(operation, where):
     training, held_out = training_problems(operation, where), held_out_problems(operation, where)
     assert len(training) >= 12

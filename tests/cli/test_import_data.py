@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from kernelcast.cli import app as application
-from kernelcast.cli import data, import_
+from kernelcast.cli import import_
 from kernelcast.datasets import Store
 from kernelcast.kernels.devices import device
 
@@ -33,12 +33,7 @@ ROWS = [f"{FACTS},extern_mm,0.25", f"{FACTS},extern_mm,0.75", f"{FACTS},{TILE},i
 def kernelcast(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command line with these two groups alone: (exit status, standard output, standard error)."""
-    small = typer.Typer(no_args_is_help=True)
-    small.callback()(lambda: None)
-    import_.attach(small)
-    data.attach(small)
-    monkeypatch.setattr(application, "app", small)
+    """Runs the command line: (exit status, standard output, standard error)."""
     # Wide enough for messages to stay on one line.
     monkeypatch.setenv("COLUMNS", "200")
 

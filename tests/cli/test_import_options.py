@@ -5,10 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import typer
 
 from kernelcast.cli import app as application
-from kernelcast.cli import data, import_
 from kernelcast.datasets import Store
 
 Run = Callable[..., tuple[int, str, str]]
@@ -16,12 +14,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def kernelcast(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command line with these two groups alone: (exit status, standard output, standard error)."""
-    small = typer.Typer(no_args_is_help=True)
-    small.callback()(lambda: None)
-    import_.attach(small)
-    data.attach(small)
-    monkeypatch.setattr(application, "app", small)
+    """Runs the command line: (exit status, standard output, standard error)."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*arguments: object) -> tuple[int, str, str]:
@@ -128,7 +121,6 @@ def test_what_triton_cannot_tell_is_asked_for(tmp_path: Path, kernelcast: Run) -
 def test_an_operation_of_the_store_alone_is_listed_and_ranked_or_says_why_not(
     tmp_path: Path, kernelcast: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kernelcast.cli import kernels, select
     from kernelcast.kernels import registry
 
     # What the command registers is gone after this test; what is built in is loaded before, and stays.
@@ -137,8 +129,6 @@ def test_an_operation_of_the_store_alone_is_listed_and_ranked_or_says_why_not(
     monkeypatch.setattr(
         registry, "_variants", {known: dict(found) for known, found in registry._variants.items()}
     )
-    kernels.attach(application.app)
-    select.attach(application.app)
     monkeypatch.setenv("KERNELCAST_HOME", str(tmp_path))
     name = f"sort_{tmp_path.name.replace('-', '_').lower()}"
     file = tmp_path / "a.csv"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import pytest
 import torch
-import typer
 
 from kernelcast.cli import app as application
-from kernelcast.cli import collect, kernels, select
+from kernelcast.datasets import Journal
 from kernelcast.datasets.store import Store
 from kernelcast.kernels import candidates, operation_names, problem, variants
 from kernelcast.kernels.detect import default_threads, detect
@@ -23,11 +23,6 @@ FEW = ["--rounds", "1", "--seconds", "0.1"]
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Runs the three commands: (exit status, standard output, standard error)."""
-    app = typer.Typer()
-    app.callback()(application._options)
-    for module in (kernels, collect, select):
-        module.attach(app)
-    monkeypatch.setattr(application, "app", app)
     monkeypatch.setenv("KERNELCAST_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KERNELCAST_MODE", "predict")
     monkeypatch.setenv("COLUMNS", "200")
@@ -283,6 +278,23 @@ def test_select_for_another_device_predicts_whatever_the_mode(run, tmp_path):
     assert (selection["source"], selection["device"]) == ("analytic", "a100-sxm4-80gb")
     assert "is not here to measure on" in selection["reason"]
     assert not (tmp_path / "home").exists()
+
+
+def test_a_store_that_cannot_be_written_is_refused_before_anything_is_measured(run, tmp_path, monkeypatch):
+    """As a file system that was mounted read-only after the store was made."""
+    Journal(tmp_path / "home" / "store").close()
+
+    def refused(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    monkeypatch.setattr("kernelcast.datasets.collect.collect", lambda *_, **__: pytest.fail("it measures"))
+    monkeypatch.setattr("kernelcast.cli.common.warn_if_noisy", lambda _: pytest.fail("it measures"))
+    status, out, err = run("collect", *SMALL)
+    assert (status, out) == (2, "")
+    assert err.startswith(
+        f"Error: Cannot write to the store {tmp_path / 'home' / 'store'}: Read-only file system."
+    )
 
 
 def test_folders_that_cannot_be_written_are_warnings_of_one_sentence(run, tmp_path, monkeypatch):

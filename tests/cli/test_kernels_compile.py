@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-import typer
 
 from kernelcast.cli import app as application
-from kernelcast.cli import kernels
 from kernelcast.errors import MissingExtraError
 from kernelcast.kernels import Candidate, problem
 from kernelcast.kernels.compile import CompileFacts, candidate_spec, code_key
@@ -23,10 +21,6 @@ SOFTMAX = ["kernels", "compile", "--op", "softmax", "--target", "sm90", "--varia
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Runs the command: (exit status, standard output, standard error)."""
-    app = typer.Typer()
-    app.callback()(application._options)
-    kernels.attach(app)
-    monkeypatch.setattr(application, "app", app)
     monkeypatch.setenv("KERNELCAST_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

@@ -38,6 +38,23 @@ def test_the_file_is_written_and_shown(run, tmp_path):
     assert "come from the roofline" in done.stderr
 
 
+@pytest.mark.parametrize(("words", "label"), [(["--mode", "verify"], "Warning:"), ([], "Note:")])
+def test_what_cannot_be_verified_here_is_said(run, monkeypatch, words, label):
+    monkeypatch.delenv("KERNELCAST_MODE", raising=False)
+    monkeypatch.setattr("kernelcast.runtime.fused_moe.is_here", lambda _: False)
+    said = (
+        "h100-sxm5-80gb is not in this machine, so nothing can be verified here: all 2 configs are analytic."
+    )
+    done = run("--device", "h100", "--tokens", "16,1", *words)
+    assert done.exit_code == 0
+    assert f"{label} {said}" in done.stderr
+    done = run("--device", "h100", "--tokens", "16,1", "--json", *words)
+    assert json.loads(done.stdout)["hindrance"].startswith(said)
+    done = run("--device", "h100", "--tokens", "16,1", "--json", "--mode", "predict")
+    assert json.loads(done.stdout)["hindrance"] == ""
+    assert "not in this machine" not in done.stderr
+
+
 def test_the_figures_as_json(run, tmp_path):
     done = run("--device", "a100", "--mode", "predict", "--tokens", "64", "--dtype", "float32", "--json")
     found = json.loads(done.stdout)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import pytest
 import torch
-import typer
 
 from kernelcast.cli import app as application
-from kernelcast.cli import plan as command
 from kernelcast.runtime.plan import Plan
 
 SMALL = ["--op", "softmax", "--dim", "columns=8..64", "rows=4", "threads=1"]
@@ -18,10 +17,6 @@ SMALL = ["--op", "softmax", "--dim", "columns=8..64", "rows=4", "threads=1"]
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Runs the command: (exit status, standard output, standard error)."""
-    app = typer.Typer()
-    app.callback()(application._options)
-    command.attach(app)
-    monkeypatch.setattr(application, "app", app)
     monkeypatch.setenv("KERNELCAST_HOME", str(tmp_path / "home"))
 
     def call(*arguments):
@@ -51,6 +46,33 @@ def test_a_plan_is_printed_drawn_and_exported(run, tmp_path):
     assert not (tmp_path / "home" / "store").exists()
 
 
+def test_an_export_into_a_new_folder_makes_it(run, tmp_path):
+    path = tmp_path / "new" / "folder" / "plan.svg"
+    status, out, err = run(*SMALL, "--export", path, "--json")
+    assert (status, err) == (0, "")
+    assert path.read_text() == Plan.from_json(out).to_svg()
+
+
+@pytest.mark.parametrize("kind", ["below a file", "a folder", "read-only"])
+def test_what_cannot_be_exported_is_refused_before_planning(run, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("kernelcast.runtime.plan.plan", lambda *_, **__: pytest.fail("it plans"))
+    path = tmp_path / "plan.json"
+    if kind == "below a file":
+        (tmp_path / "file").write_text("")
+        path = tmp_path / "file" / "plan.json"
+    elif kind == "a folder":
+        path.mkdir()
+    else:
+
+        def refused(*_, **__):
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    status, out, err = run(*SMALL, "--verify", "--export", path)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"Error: The plan {path} cannot be written: ")
+
+
 def test_a_plan_may_be_verified(run, tmp_path):
     status, out, _ = run(*SMALL, "--verify", "--json")
     assert status == 0
@@ -78,7 +100,27 @@ def test_a_plan_for_another_device_is_a_forecast(run):
         (["--dim", "rows=1..4"], "--op"),
         (["--op", "softmax", "--dim", "columns=64", "rows=4"], "names no sizes"),
         (["--op", "softmax", "--dim", "columns=8..64", "columns=4"], "given twice"),
-        (["--op", "softmax", "--dim", "columns=64..8", "rows=4"], "ascending range"),
+        (
+            ["--op", "softmax", "--dim", "columns=64..8", "rows=4"],
+            "are '64..8': its first size, 64, is above its last, 8",
+        ),
+        (["--op", "softmax", "--dim", "columns=-8..8", "rows=4"], "it begins at -8"),
+        (["--op", "softmax", "--dim", "columns=1..8..0", "rows=4"], "its step is 0"),
+        (["--op", "softmax", "--dim", "columns=1.5..8", "rows=4"], "in whole numbers"),
+        (["--op", "softmax", "--dim", "columns=1.5", "rows=4"], "columns=1.5 names no sizes"),
+        (["--op", "softmax", "--dim", "columns=few", "rows=4"], "columns=few names no sizes"),
+        (
+            ["--op", "softmax", "--dim", "width=1..8", "rows=4"],
+            "no dimension or option 'width'. It has: rows, columns",
+        ),
+        (
+            ["--op", "softmax", "--dim", "dtype=1..8", "rows=4", "columns=4"],
+            "no dimension 'dtype' that could be dynamic",
+        ),
+        (
+            ["--op", "softmax", "--dim", "columns=1..8", "rows=column"],
+            "the name of a dynamic dimension (columns)",
+        ),
         (["--op", "softmax", "--dim", "columns=8..64"], "rows"),
         (["--op", "no_such", "--dim", "columns=8..64"], "Unknown operation"),
         ([*SMALL, "self=3"], "'self'"),

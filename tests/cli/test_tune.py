@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 
 import pytest
 import typer
 
 from kernelcast.cli import app as application
-from kernelcast.cli import select, tune
+from kernelcast.cli import prior, select, tune
 from kernelcast.datasets import Environment, Measurement, Protocol, Store
 from kernelcast.kernels import Candidate, Problem
 from kernelcast.kernels.devices import device
@@ -106,6 +107,95 @@ def test_the_table_for_readers(run, recorded):
     assert status == 0
     assert "share of the optimum" in out
     assert "Looked up 40 of 100 candidates" in out
+
+
+def copied(recorded, device_name, *, variant="tile", problem=PROBLEM):
+    """Puts what one device recorded into the store again, under the other device and another name or problem."""
+    store = Store(recorded)
+    other = DEVICES[device_name]
+    of = {"a100": "h100", "h100": "a100"}[device_name]
+    store.prune(device=other.fingerprint)
+    store.add_many(
+        [
+            replace(
+                each,
+                problem=problem,
+                candidate=Candidate(variant, each.candidate.config),
+                device=other.name,
+                device_fingerprint=other.fingerprint,
+            )
+            for each in store.measurements(device=DEVICES[of].fingerprint)
+        ]
+    )
+
+
+def test_records_under_another_variants_name_are_matched_by_config(run, recorded):
+    copied(recorded, "h100", variant="elsewhere")
+    options = ("--measurements", 1, "--prior-device", "h100")
+    report = replayed(run, recorded, *options)
+    assert report["prior"] == [
+        {"device": "h100", "candidates": 100, "matched": 100, "renamed": {"tile": "elsewhere"}}
+    ]
+    # The other device's best is looked up first, and is the best here.
+    assert report["best_us"] == pytest.approx(10.0)
+    status, out, _ = run("tune", "--op", "toy", "--replay", recorded, "--device", "a100", *options)
+    assert status == 0
+    assert "100 of 100 candidates were matched with the records of h100 by config" in out
+    assert "tile with elsewhere" in out
+
+
+def test_records_of_one_name_are_matched_by_name_alone(run, recorded):
+    report = replayed(run, recorded, "--measurements", 1, "--prior-device", "h100")
+    assert report["prior"] == [{"device": "h100", "candidates": 100, "matched": 100, "renamed": {}}]
+
+
+def test_which_variants_count_as_one():
+    def of(variant, **config):
+        return Candidate.of(variant, config)
+
+    ours = [of("a", x=1), of("a", x=2), of("b", x=1), of("default")]
+    record = object()
+
+    def found(*held):
+        places, renamed = prior.matched(ours, dict.fromkeys(held, record))
+        return sorted(places), renamed
+
+    # A variant that the records have is matched by its name, though another has the config.
+    assert found(of("a", x=1), of("other", x=2)) == ([0], {})
+    assert found(of("a", x=2), of("b", x=2)) == ([1], {})
+    # That which shares most configs; what the candidates have themselves is not taken for another.
+    assert found(of("y", x=1), of("z", x=1), of("z", x=2)) == ([0, 1, 2], {"a": "z", "b": "y"})
+    assert found(of("b", x=1), of("b", x=2)) == ([2], {})
+    # Nothing to compare: no parameters, or other values.
+    assert found(of("elsewhere")) == ([], {})
+    assert found(of("elsewhere", x=3), of("elsewhere", y=1)) == ([], {})
+
+
+def test_a_prior_that_matches_nothing_says_what_is_there(run, recorded):
+    def refused():
+        status, _, err = run(
+            "tune", "--op", "toy", "--replay", recorded, "--device", "a100", "--prior-device", "h100", "m=64"
+        )
+        assert status == 2
+        return err
+
+    copied(recorded, "h100", problem=Problem("toy", (("m", 8),), "float16"))
+    assert "it was recorded there on toy(m=8, float16). Leave it out of --prior-device." in refused()
+
+
+def test_problems_that_differ_in_names_or_dtype_can_be_told_apart(run, recorded):
+    more = Problem("toy", (("m", 64), ("n", 2)), "float16")
+    store = Store(recorded)
+    rows = list(store.measurements(device=DEVICES["a100"].fingerprint))
+    for problem in (more, replace(more, dtype="float32")):
+        store.add_many([replace(each, problem=problem) for each in rows])
+
+    def meant(*words):
+        return replayed(run, recorded, "--measurements", 1, *words)["problem"]
+
+    assert meant("m=64") == "toy(m=64, float16)"
+    assert meant("n=2", "dtype=float16") == "toy(m=64, n=2, float16)"
+    assert meant("n=2", "dtype=float32") == "toy(m=64, n=2, float32)"
 
 
 @pytest.mark.parametrize(

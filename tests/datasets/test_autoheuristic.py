@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cases import for_each
 
 from kernelcast.datasets import ImportSummary, Measurement, Store, import_files, importers
 from kernelcast.datasets.importing import importer, read_content
@@ -382,16 +383,23 @@ broken = {
 }
 
 
-@pytest.mark.parametrize("fault", broken)
-def test_a_broken_file_is_named_and_leaves_the_store_as_it_was(tmp_path: Path, fault: str) -> None:
-    content, message = broken[fault]
+@pytest.fixture
+def kept(tmp_path: Path) -> tuple[Path, dict[str, bytes], str]:
+    """A store with records, what it holds, and a file that would add to it."""
     store = tmp_path / "store"
-    good = write(tmp_path / "good.txt")
-    run(store, good)
-    before = snapshot(store)
+    run(store, write(tmp_path / "good.txt"))
     better = write(
         tmp_path / "better.txt", text_of(rows=[row.replace("64,32,48", "65,32,48", 1) for row in MM_ROWS])
     )
+    return store, snapshot(store), better
+
+
+@for_each("fault", broken)
+def test_a_broken_file_is_named_and_leaves_the_store_as_it_was(
+    tmp_path: Path, kept: tuple[Path, dict[str, bytes], str], fault: str
+) -> None:
+    content, message = broken[fault]
+    store, before, better = kept
     bad = write(tmp_path / "bad.txt", content)
     # Whether the broken file comes first, last, or into no store at all.
     for target, files in ((store, (better, bad)), (store, (bad, better)), (tmp_path / "new", (better, bad))):

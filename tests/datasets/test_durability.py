@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,7 +110,7 @@ RECORDS = st.lists(
 
 
 @given(RECORDS, st.integers(1, 5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_rows_are_ordered_by_their_texts(records: list[Measurement], parts: int) -> None:
     # Several tables, whose dictionaries differ, as those of several segments do.
     tables = [table_of(records[part::parts]) for part in range(parts)]
@@ -131,7 +132,7 @@ def test_the_ids_decide_between_environments_of_one_candidate() -> None:
 
 
 @given(RECORDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_of_each_id_the_latest_with_the_most_samples_is_kept(records: list[Measurement]) -> None:
     kept: dict[str, Measurement] = {}
     for each in records:

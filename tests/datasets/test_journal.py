@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -103,6 +104,23 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"cannot be created.*--store"):
         Journal(tmp_path / "file" / "store")
+
+
+def test_a_store_that_takes_no_journal_is_refused_at_once(tmp_path: Path, monkeypatch) -> None:
+    with Journal(tmp_path) as journal:
+        journal.append(record(0))
+
+    def refused(*_: object, **where: Path) -> None:
+        assert where["dir"] == tmp_path / "journal"
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    with pytest.raises(StoreError, match=r"Cannot write to the store .*: Read-only file system\..*--store"):
+        Journal(tmp_path)
+    monkeypatch.undo()
+    before = sorted(tmp_path.rglob("*"))
+    Journal(tmp_path).close()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_store_copied_without_its_empty_folders_can_be_written(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ broken = {
     "a huge number": (b'{"a": ' + b"9" * 5000 + b"}", "cannot be read"),
     "half a character": (changed(kernel_name="\ud800"), "cannot be read"),
     "one name twice": (changed()[:-3] + b', "16,0": {}}}}'.replace(b"}}}}", b"}}}"), "not JSON|twice"),
-    "a config twice": (b'{"cache": {"16,0": {}, "16,0": {}}}', "an object holds the name '16,0' twice"),
+    "a config twice": (b'{"cache": {"16,0": {}, "16,0": {}}}', "cache holds the name '16,0' twice"),
     "no kernel": (changed(kernel_name=None), "kernel_name is None; it must be a text"),
     "no cache": (changed(cache=None), "cache is None; it must be an object"),
     "no entries": (changed(cache={}), "it holds no measurement"),

@@ -416,15 +416,3 @@ def test_cpu_clock_calls_as_often_as_it_says():
     assert len(calls) == 6
     assert CpuClock().single_us(lambda: calls.append(1)) > 0
     assert len(calls) == 7
-
-
-@pytest.mark.parametrize(("noise", "fewest", "most"), [(0.0, 4, 4), (0.02, 5, 29), (0.5, 30, 30)])
-def test_a_race_ends_when_its_outcome_is_known(noise, fewest, most):
-    latencies = [100.0, 101.0, 102.0]
-    plan = TimingPlan(rounds=30, least_rounds=4, settled_error=0.01, race_margin=9.0)
-    settled = run(ScriptedClock(latencies, noise=noise), plan)
-    assert fewest <= len(settled.samples_us) <= most
-    if len(settled.samples_us) < 30:
-        assert (settled.paired_error() <= 0.01).all()
-    whole = TimingPlan(rounds=30, least_rounds=4, race_margin=9.0)
-    assert len(run(ScriptedClock(latencies, noise=noise), whole).samples_us) == 30

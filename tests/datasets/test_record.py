@@ -6,6 +6,7 @@ import math
 from dataclasses import fields, replace
 
 import pytest
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,7 +108,7 @@ identity_changes = {
 }
 
 
-@pytest.mark.parametrize("fact", identity_changes)
+@for_each("fact", identity_changes)
 def test_each_identity_fact_changes_the_id(fact: str) -> None:
     assert example(**identity_changes[fact]).id != example().id
 
@@ -170,7 +171,7 @@ def test_contradictions_are_refused(changes: dict[str, object], message: str) ->
         example(**changes)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("field", "value", "message"),
     [
         ("schema", SCHEMA_VERSION + 1, "Upgrade kernelcast"),
@@ -190,7 +191,7 @@ def test_a_broken_field_is_refused(field: str, value: object, message: str) -> N
         Measurement.from_dict(data)
 
 
-@pytest.mark.parametrize("field", [name for name in example().to_dict() if name != "id"])
+@for_each("field", [name for name in example().to_dict() if name != "id"])
 def test_a_missing_field_is_refused(field: str) -> None:
     data = example().to_dict()
     del data[field]

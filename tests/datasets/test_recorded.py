@@ -208,6 +208,30 @@ def test_tables_with_options_dtypes_and_several_variants(tmp_path: Path) -> None
     ]
 
 
+def test_each_form_of_a_kernels_sizes_can_be_named(tmp_path: Path) -> None:
+    """Two files state the size otherwise than the first: each of the three problems keeps a name."""
+    kernel = f"blur_{secrets.token_hex(4)}"
+    name = f"kt_{kernel}"
+    for number, size in enumerate(((64, 32), ("callable",), ("n", 4))):
+        file = write(tmp_path / f"{number}.json", cache(kernel, size))
+        import_files("kernel-tuner", [file], device=A100, workload="hub", store=tmp_path / "store")
+    register_recorded(tmp_path / "store", name)
+    held = set(Store(tmp_path / "store").problems().values())
+    named = [
+        problem(name, **values)
+        for values in ({"x": 64, "y": 32}, {"problem_size": "callable"}, {"problem_size": "n,4"})
+    ]
+    assert len(set(named)) == 3
+    assert set(named) == held
+    assert problem(name, x=64) == named[0]
+    assert problem(name, x=128, y=3).dims == (("x", 128), ("y", 3))
+    assert set(candidates(named[0], A100)) == {of(16, "fast"), of(32, "fast")}
+    with pytest.raises(InvalidProblemError, match=r"leave open .*problem_size=callable.*x=64, y=32"):
+        problem(name)
+    with pytest.raises(InvalidProblemError, match=r"in 2 forms: x problem_size; x y\. .*option 'z'"):
+        problem(name, z=3)
+
+
 # T1
 
 

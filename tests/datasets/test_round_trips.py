@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -105,14 +106,14 @@ def comes_back(
 
 # A failing example is shown as it was found: each step of shrinking it would write stores, for minutes in all.
 few = settings(
-    max_examples=8,
+    max_examples=examples(8),
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],
     database=None,
 )
-many = settings(few, max_examples=60)
+many = settings(few, max_examples=examples(60))
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv"])

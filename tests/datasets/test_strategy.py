@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,7 +51,7 @@ def everything(problems, tables):
     return [(p, c) for p, table in zip(problems, tables, strict=True) for c in table]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "candidates", "expected"),
     [
         ("25%", 105_051, 26_262),
@@ -67,7 +69,7 @@ def test_a_limit_is_a_number_or_a_share_rounded_down(text, candidates, expected)
     assert Limit.parse(text).of(candidates) == expected
 
 
-@pytest.mark.parametrize("text", ["0", "-3", "0%", "101%", "-5%", "nan%", "inf%", "many", "", "%", "2.5"])
+@for_each("text", ["0", "-3", "0%", "101%", "-5%", "nan%", "inf%", "many", "", "%", "2.5"])
 def test_other_limits_are_refused(text):
     with pytest.raises(SettingsError, match="whole number, such as 5000, or a share"):
         Limit.parse(text)
@@ -88,7 +90,7 @@ def test_the_default_of_an_operation():
 # --- random ---
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=examples(60))
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=12),
     count=st.integers(1, 80),

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 
 from kernelcast.datasets import surroundings
 from kernelcast.datasets.timing import (
@@ -178,7 +179,7 @@ def fake_problem(n=64, **values):
     return problem("test_timing", n=n, **values)
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@for_each("name", MISTAKES)
 def test_a_mistake_is_an_outcome_and_the_others_go_on(name):
     outcome, detail, candidate = MISTAKES[name]
     trial = measure(fake_problem(), [VENDOR, candidate, TWIN], HERE, plan=QUICK, workload="w")

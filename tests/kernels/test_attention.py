@@ -9,6 +9,8 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 
 from kernelcast.errors import InvalidProblemError
@@ -91,10 +93,22 @@ def first_failure(case: Problem, seed: int = 0) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
+LONG = ("long", "square, longer than every chunk")
+
+
+@for_each("shape", [shape for shape in SHAPES if shape not in LONG])
+@for_each("causal", [False, True])
+@for_each("dtype", DTYPES)
 def test_every_candidate_matches_the_reference(shape: str, causal: bool, dtype: str) -> None:
+    assert first_failure(attention(*SHAPES[shape], dtype=dtype, causal=causal)) is None
+
+
+@pytest.mark.parametrize("shape", LONG)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "dtype", ["float32", *(pytest.param(each, marks=pytest.mark.slow) for each in DTYPES[1:])]
+)
+def test_every_candidate_matches_the_reference_on_long_rows(shape: str, causal: bool, dtype: str) -> None:
     assert first_failure(attention(*SHAPES[shape], dtype=dtype, causal=causal)) is None
 
 
@@ -115,7 +129,7 @@ def test_the_shapes_reach_every_config() -> None:
     assert reached == every
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     batch=st.integers(0, 2),
     kv_heads=st.integers(1, 3),
@@ -267,7 +281,7 @@ def test_kv_heads_is_as_many_as_heads_unless_named() -> None:
     assert problem("attention", kv_heads=2, **dims).key != problem("attention", **dims).key
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "message"),
     [
         ({"kv_heads": 3}, "heads is 8 and kv_heads is 3.*kv_heads must divide heads"),
@@ -457,7 +471,7 @@ def test_online_chunks_meet_the_rows_that_see_them(q_len: int, kv_len: int, caus
     assert work_of(case, candidate)["flops"].tolist() == [pairs * (4 * 3 + 5) + met * 3]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     batch=st.integers(0, 3),
     group=st.integers(1, 4),

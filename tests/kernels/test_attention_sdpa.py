@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
+from cases import for_each
 from triton_lab import CPU, DEVICES, T4, on_gpu, refused_by, work_of
 
 from kernelcast.errors import IllegalCandidateError
@@ -31,7 +32,7 @@ def attention(**changes):
     return problem("attention", **values(**changes))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "changes", "device", "rule", "seen"),
     [
         (FLASH, {}, CPU, "needs-gpu", "on a CPU torch's default is its flash kernel already"),
@@ -75,7 +76,7 @@ def test_refusals_say_what_was_seen(candidate, changes, device, rule, seen):
     assert seen in message
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "changes", "device"),
     [
         *((each, {"causal": True}, H100) for each in MODULES),
@@ -110,8 +111,8 @@ def test_work_is_the_definitions(candidate):
 # What torch says
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(
+@for_each("dtype", ["float32", "float16", "bfloat16"])
+@for_each(
     "changes",
     [
         {},
@@ -134,9 +135,9 @@ def test_on_a_cpu_the_default_is_flash(dtype, changes):
     assert chosen == SDPBackend.FLASH_ATTENTION.value
 
 
-@pytest.mark.parametrize("candidate", MODULES)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kv_heads", [8, 2])
+@for_each("candidate", MODULES)
+@for_each("causal", [False, True])
+@for_each("kv_heads", [8, 2])
 def test_the_operators_take_these_arguments(candidate, causal, kv_heads):
     """On the meta device: shapes and dtypes without values, from the operators' own definitions."""
     import torch

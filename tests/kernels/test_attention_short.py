@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_lab import CPU, DEVICES, T4, UNKNOWN, interpret, on_gpu, refused_by, work_of
@@ -39,7 +41,7 @@ def attention(*lengths, **changes):
 # Rules
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device", "rule", "seen"),
     [
         (short(), attention(), CPU, "needs-gpu", "cpu is a cpu"),
@@ -85,7 +87,7 @@ def test_refusals_say_what_was_seen(candidate, described, device, rule, seen):
     assert seen in message
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device"),
     [
         (short(num_warps=4), attention(128, 256), A100),
@@ -104,7 +106,7 @@ def test_legal_next_to_the_limits(candidate, described, device):
     assert refused_by(candidate, described, device) == ("", "")
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(
     q_len=st.integers(0, 400),
     kv_len=st.integers(1, 300),
@@ -140,9 +142,9 @@ def test_rules_agree_with_refusals_and_keep_their_promises(
     assert (rows >= batch * 8 * q_len).all()
 
 
-@pytest.mark.parametrize("device", [A100, H100, MI300])
-@pytest.mark.parametrize("head_dim", [32, 64, 80, 128])
-@pytest.mark.parametrize("length", [16, 50, 128, 256])
+@for_each("device", [A100, H100, MI300])
+@for_each("head_dim", [32, 64, 80, 128])
+@for_each("length", [16, 50, 128, 256])
 def test_typical_problems_have_candidates(device, head_dim, length):
     for causal in (False, True):
         described = attention(length, length, batch=64, head_dim=head_dim, causal=causal)

@@ -8,6 +8,8 @@ import sys
 
 import numpy as np
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_lab import CPU, DEVICES, T4, UNKNOWN, interpret, on_gpu, refused_by, work_of
@@ -44,7 +46,7 @@ def decode(**changes):
 # Rules
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device", "rule", "seen"),
     [
         (flash(), prefill(), CPU, "needs-gpu", "cpu is a cpu"),
@@ -108,7 +110,7 @@ def test_refusals_say_what_was_seen(candidate, described, device, rule, seen):
     assert seen in message
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device"),
     [
         (flash(), prefill(), A100),
@@ -128,7 +130,7 @@ def test_legal_next_to_the_limits(candidate, described, device):
 lengths = st.integers(0, 3000)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     q_len=lengths,
     kv_len=lengths.filter(bool),
@@ -162,9 +164,9 @@ def test_rules_agree_with_refusals_and_keep_their_promises(
             assert (work["traffic_bytes"] >= OP.traffic_bytes(described)).all()
 
 
-@pytest.mark.parametrize("device", [A100, H100, MI300])
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256])
-@pytest.mark.parametrize("causal", [False, True])
+@for_each("device", [A100, H100, MI300])
+@for_each("head_dim", [16, 64, 80, 128, 256])
+@for_each("causal", [False, True])
 def test_typical_problems_have_candidates(device, head_dim, causal):
     for described in (prefill(head_dim=head_dim, causal=causal), prefill(q_len=1, head_dim=head_dim)):
         found = candidates(described, device, subset="default", backends=["triton"])
@@ -251,7 +253,12 @@ def case(q_len, kv_len, head_dim=16, name="triton_flash", config=None, **values)
 
 
 def test_results_quickly():
-    """Of ``triton_short`` too: a process with the interpreter takes seconds to start."""
+    interpret("attention", [case(3, 20, 24, "triton_split_kv", heads=2, kv_heads=1, dtype="float16")])
+
+
+@pytest.mark.slow
+def test_results_of_every_variant():
+    """Of ``triton_short`` too."""
     few = {"block_m": 16, "num_warps": 2}
     one = Candidate.of("triton_short", {**few, "heads_per_program": 1, "num_stages": 1})
     several = Candidate.of("triton_short", {**few, "heads_per_program": 2, "num_stages": 2})

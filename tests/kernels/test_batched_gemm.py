@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import for_each
 from triton_lab import CPU, DEVICES, refused_by, work_of
 
 from kernelcast.errors import InvalidProblemError
@@ -111,8 +112,8 @@ def test_flops_and_compulsory_traffic():
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("k", [1, 64, 2048])
+@for_each("dtype", ["float32", "float16", "bfloat16"])
+@for_each("k", [1, 64, 2048])
 def test_the_tolerance_passes_torch_and_fails_a_lost_term(dtype, k):
     described = batched(3, 24, 20, k, dtype=dtype)
     a, b = OP.make_inputs(described, seed=2, device="cpu")
@@ -152,7 +153,7 @@ SLOW = pytest.param("bfloat16", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", SLOW])
-@pytest.mark.parametrize("shape", SHAPES + EMPTY)
+@for_each("shape", SHAPES + EMPTY)
 def test_every_candidate_is_right(shape, dtype):
     for broadcast in ("none", "a", "b"):
         found = check_all(batched(*shape, dtype=dtype, broadcast=broadcast, threads=2))
@@ -160,9 +161,9 @@ def test_every_candidate_is_right(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", SLOW])
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("leading", [{}, {"lda": 140, "ldb": 141}])
-@pytest.mark.parametrize("broadcast", ["none", "a", "b"])
+@for_each("layout", ["nn", "nt", "tn", "tt"])
+@for_each("leading", [{}, {"lda": 140, "ldb": 141}])
+@for_each("broadcast", ["none", "a", "b"])
 def test_every_candidate_is_right_in_every_layout(broadcast, leading, layout, dtype):
     for shape in ((6, 8, 10, 128), (4, 1, 10, 128), (4, 8, 1, 128)):
         found = check_all(
@@ -196,7 +197,7 @@ def legal(name, device=CPU, **values):
     return [c.parameters for c in CandidateTable([block.take(found.legal(described, device, block))])]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "values", "device", "rule", "seen"),
     [
         (Candidate("per_item"), {"batch": 513}, CPU, "calls-bounded", "batch=513"),

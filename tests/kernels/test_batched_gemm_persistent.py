@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_lab import (
@@ -48,7 +50,7 @@ def half(batch=32, m=512, n=512, k=512, **values):
 # Rules
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "values", "device", "rule", "seen"),
     [
         (persistent(), half(), CPU, "needs-gpu", "cpu is a cpu"),
@@ -105,7 +107,7 @@ def test_refusals_say_what_was_seen(candidate, values, device, rule, seen):
     assert (name, seen in text) == (rule, True), text
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "values", "device"),
     [
         (persistent(), half(2**11 - 1, 2**16, 2**16), A100),
@@ -131,7 +133,7 @@ def test_legal_next_to_the_limits(candidate, values, device):
     assert refused_by(candidate, values, device) == ("", "")
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(
     batch=st.integers(0, 70_000),
     m=st.integers(0, 600),
@@ -199,8 +201,8 @@ def test_the_spaces_are_gemms(name):
     assert variant("batched_gemm", name).space("default").length == 56
 
 
-@pytest.mark.parametrize("device", [H100, B200, DEVICES["sm120"]])
-@pytest.mark.parametrize("values", [half(), half(4096, 16, 128, 512, layout="nt"), half(400, 64, 64, 64)])
+@for_each("device", [H100, B200, DEVICES["sm120"]])
+@for_each("values", [half(), half(4096, 16, 128, 512, layout="nt"), half(400, 64, 64, 64)])
 def test_typical_problems_have_candidates(device, values):
     found = candidates(values, device, subset="default")
     for name in NAMES:
@@ -261,7 +263,8 @@ def small(name, **changes):
     return make(**{**SMALL, **changes})
 
 
-def test_results_quickly():
+@pytest.mark.slow
+def test_results_of_ragged_tiles():
     """Ragged tiles whose neighbours in memory are another product's; more tiles than the interpreter's programs."""
     stored = small("triton_descriptor", described_store=True)
     interpret(

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_lab import (
@@ -56,7 +58,7 @@ def half(batch=32, m=128, n=128, k=512, **values):
 # Rules
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device", "rule", "seen"),
     [
         (tiled(), half(), CPU, "needs-gpu", "cpu is a cpu"),
@@ -92,7 +94,7 @@ def test_refusals_say_what_was_seen(candidate, described, device, rule, seen):
     assert seen in found[1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device"),
     [
         (tiled(), half(dtype="bfloat16"), UNKNOWN),
@@ -114,7 +116,7 @@ def test_legal_next_to_the_limits(candidate, described, device):
     assert refused_by(candidate, described, device) == ("", "")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     batch=st.integers(0, 70_000),
     m=st.integers(0, 300),
@@ -163,8 +165,8 @@ def test_a_batch_of_one_is_legal_and_worked_as_gemm(name):
             np.testing.assert_allclose(values, works[1][amount], rtol=1e-12, err_msg=amount)
 
 
-@pytest.mark.parametrize("device", [A100, DEVICES["sm90"], MI300])
-@pytest.mark.parametrize(
+@for_each("device", [A100, DEVICES["sm90"], MI300])
+@for_each(
     "described",
     [
         half(),

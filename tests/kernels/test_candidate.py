@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,7 +79,7 @@ def test_numpy_scalars_become_pythons(value, kind):
     assert one == Candidate.of("v", {"a": value.item()})
 
 
-@pytest.mark.parametrize("value", [1.0, None, (1,), [1], 2**63, -(2**63) - 1, b"x", np.float32(1), "a\0"])
+@for_each("value", [1.0, None, (1,), [1], 2**63, -(2**63) - 1, b"x", np.float32(1), "a\0"])
 def test_a_value_that_a_config_cannot_hold_is_refused(value):
     with pytest.raises(InvalidRecordError, match="a is"):
         Candidate.of("v", {"a": value})
@@ -92,7 +93,7 @@ def test_a_config_is_sorted_and_names_each_parameter_once(config):
         Candidate("v", config)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "key",
     [
         "", "null", "5", "[]", '["v"]', '["v",{},1]', '["v",[]]', '["v",[["a",1]]]', '["v",""]', '{"a":1,"b":2}',

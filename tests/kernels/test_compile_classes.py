@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,7 +123,7 @@ def test_members_of_a_class_have_the_same_code(name, target):
     levels = find_levels(GEMMS, CONFIGS[name], target)
     seen: dict[tuple[str, str], str] = {}
 
-    @settings(max_examples=80, deadline=None, derandomize=True)
+    @settings(max_examples=examples(80), deadline=None, derandomize=True)
     @given(SIZE, SIZE, SIZE, st.sampled_from(CONFIGS[name]))
     def run(m, n, k, candidate):
         described = problem("gemm", m=m, n=n, k=k, dtype="float16", layout="nt")

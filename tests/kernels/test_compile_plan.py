@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from cases import for_each
 
 from kernelcast.errors import InvalidProblemError, KernelcastError, UnknownNameError
 from kernelcast.kernels import Candidate, operation_names, problem, variants
@@ -41,7 +42,7 @@ def test_every_target_has_a_card_of_its_architecture():
         target_device("sm81")
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@for_each("name", COMPILED)
 def test_every_triton_variant_has_a_candidate_on_a_representative_problem(name):
     assert name in REPRESENTATIVES
     found = problems_to_compile(name)

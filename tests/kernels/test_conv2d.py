@@ -8,6 +8,8 @@ import sys
 import numpy as np
 import pytest
 import torch
+from cases import for_each
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -116,14 +118,14 @@ def conv_problems(draw):
 
 
 @given(conv_problems())
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_candidate_is_right(of):
     assert faults(of)[0] == {}
 
 
 @pytest.mark.slow
 @given(conv_problems())
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_candidate_is_right_on_many_problems(of):
     assert faults(of)[0] == {}
 
@@ -162,8 +164,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("case", CASES)
+@for_each("layout", ["nchw", "nhwc"])
+@for_each("case", CASES)
 def test_each_variant_computes_what_it_should(case, layout):
     values, expected = CASES[case]
     wrong, ran = faults(conv(**values, layout=layout))
@@ -188,7 +190,7 @@ def test_winograd_meets_the_tolerance_with_many_channels():
     assert [fault(of, candidate, inputs, reference) for candidate in tiled] == [None] * 8
 
 
-@pytest.mark.parametrize(
+@for_each(
     "values",
     [
         {"c": 1, "h": 9, "w": 9, "k": 1},
@@ -242,7 +244,7 @@ def test_reference_is_the_sum_written_out():
     assert out[0, 3, 1, 4].item() == pytest.approx(float(expected), abs=1e-12)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("values", "sentence"),
     [
         ({"c": 6, "k": 4, "groups": 4}, r"groups is 4, which does not divide c = 6 \(input channels\)"),
@@ -326,7 +328,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "config", "values", "rule", "seen"), REFUSED)
+@for_each(("name", "config", "values", "rule", "seen"), REFUSED)
 def test_rules_refuse_with_a_reason(name, config, values, rule, seen):
     refusal = broken_rule(conv(**values), name, config)
     assert refusal.rule == rule

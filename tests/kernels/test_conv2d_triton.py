@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_lab import (
@@ -53,7 +55,7 @@ ODD = {"n": 1, "c": 3, "h": 65, "w": 63, "k": 512, "r": 7, "s": 7}
 # Rules
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device", "rule", "seen"),
     [
         (gemm(), conv(), CPU, "needs-gpu", "cpu is a cpu"),
@@ -99,7 +101,7 @@ def test_refusals_say_what_was_seen(candidate, described, device, rule, seen):
     assert seen in text
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device"),
     [
         (gemm(), conv(dtype="bfloat16"), UNKNOWN),
@@ -145,7 +147,7 @@ def problems(draw):
     )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(described=problems(), device=st.sampled_from([*DEVICES.values(), T4, UNKNOWN]))
 def test_rules_agree_with_refusals_and_keep_their_promises(described, device):
     g = Geometry.of(described)
@@ -172,8 +174,8 @@ def test_rules_agree_with_refusals_and_keep_their_promises(described, device):
         assert (work["inner_steps"] * kept.columns.get("block_k", 1) >= g.reduction).all()
 
 
-@pytest.mark.parametrize("target", list(DEVICES))
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@for_each("target", list(DEVICES))
+@for_each("layout", ["nchw", "nhwc"])
 def test_typical_layers_have_candidates(target, layout):
     stem = {"c": 3, "h": 224, "w": 224, "k": 64, "r": 7, "s": 7, "stride_h": 2, "stride_w": 2, "pad_h": 3}
     for described in (
@@ -290,10 +292,14 @@ WIDE_STEPS = {"h": 8, "w": 10, "stride_h": 2, "stride_w": 3, "dil_h": 2, "dil_w"
 
 
 def test_results_quickly():
+    interpret("conv2d", [case(SMALL, n=1, pad_h=1, pad_w=2, dtype="bfloat16")])
+
+
+@pytest.mark.slow
+def test_results_of_every_variant():
     interpret(
         "conv2d",
         [
-            case(SMALL, n=1, pad_h=1, pad_w=2, dtype="bfloat16"),
             case(SMALL, n=1, layout="nhwc", groups=2, **WIDE_STEPS),
             case(gemm(32, 16, 16), n=1, c=32, layout="nhwc", pad_h=1),
             depth_case(depth(2, 4, 4), channels=2, multiplier=2, **WIDE_STEPS),

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from cases import for_each
 
 from kernelcast.errors import InvalidRecordError
 from kernelcast.kernels import Device
@@ -47,7 +48,7 @@ def test_the_type_and_order_of_numbers_do_not_count():
     assert Device.from_dict(json.loads(json.dumps(facts, sort_keys=True))) == GPU
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value"),
     [
         ("kind", "tpu"), ("name", None), ("vendor", 5), ("architecture", ["sm80"]), ("cores", 0), ("cores", -1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,7 +67,7 @@ def test_names_are_pinned_and_sorted() -> None:
     assert device_names() == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_name_returns_its_own_device(name: str) -> None:
     assert device(name).name == name
 
@@ -113,7 +114,7 @@ def test_facts_of_an_a100() -> None:
     assert a100.flops_per_second("float32", allow_tf32=True) == 156e12
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "per_block"),
     [
         ("v100", 98304), ("t4", 65536), ("a100", 166912), ("rtx-3090", 101376), ("l4", 101376), ("h100", 232448),
@@ -129,7 +130,7 @@ def test_a_flush_of_an_mi300x_must_exceed_its_infinity_cache() -> None:
     assert device("mi300x").llc_bytes == 256 * MIB
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_datasheet_peaks_follow_from_cores_and_clock(name: str) -> None:
     card = next(card for card in CARDS if card.name == name)
     rates = dict(ARCHITECTURES[card.architecture].fma_per_clock)
@@ -148,7 +149,7 @@ def test_peaks_name_every_dtype_that_the_architecture_has() -> None:
         ), card.name
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_sizes_and_rates_are_plausible(name: str) -> None:
     d = device(name)
     assert d.kind == "gpu"
@@ -170,14 +171,14 @@ def test_fingerprints_are_unique() -> None:
     assert len({device(name).fingerprint for name in NAMES}) == len(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_json_with_sorted_keys_keeps_device_and_fingerprint(name: str) -> None:
     read = Device.from_dict(json.loads(json.dumps(device(name).to_dict(), sort_keys=True)))
     assert read == device(name)
     assert read.fingerprint == device(name).fingerprint
 
 
-@pytest.mark.parametrize(("architecture", "cores", "mebibytes", "marketing", "name"), REPORTED)
+@for_each(("architecture", "cores", "mebibytes", "marketing", "name"), REPORTED)
 def test_driver_report_finds_the_card(
     architecture: str, cores: int, mebibytes: int, marketing: str, name: str
 ) -> None:
@@ -188,7 +189,7 @@ def test_every_card_is_among_the_reports() -> None:
     assert {report[-1] for report in REPORTED} == set(NAMES)
 
 
-@pytest.mark.parametrize(("architecture", "cores", "mebibytes", "marketing"), OTHERS)
+@for_each(("architecture", "cores", "mebibytes", "marketing"), OTHERS)
 def test_a_sibling_is_not_taken_for_a_card(
     architecture: str, cores: int, mebibytes: int, marketing: str
 ) -> None:

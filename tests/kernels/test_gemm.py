@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+from cases import for_each
 
 from kernelcast.errors import InvalidProblemError
 from kernelcast.kernels import Device, candidates, operation, problem, refusals, variant, variants
@@ -107,8 +108,8 @@ def test_flops_and_compulsory_traffic():
     assert GEMM.flops(gemm(2**39, 2**39, 2**39)) == 2.0**118
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("k", [1, 64, 4096])
+@for_each("dtype", ["float32", "float16", "bfloat16"])
+@for_each("k", [1, 64, 4096])
 def test_the_tolerance_passes_torch_and_fails_a_lost_term(dtype, k):
     described = gemm(48, 40, k, dtype=dtype)
     a, b = GEMM.make_inputs(described, seed=2, device="cpu")
@@ -191,8 +192,8 @@ def test_work_of_vendor_and_transposed():
     assert work["calls"].tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("name", ["vendor", "transposed", "split_k"])
+@for_each("layout", ["nn", "nt", "tn", "tt"])
+@for_each("name", ["vendor", "transposed", "split_k"])
 def test_results_are_right_and_row_major_in_every_layout(name, layout):
     import torch
 
@@ -211,8 +212,8 @@ def test_results_are_right_and_row_major_in_every_layout(name, layout):
         torch.testing.assert_close(out, inputs[0] @ inputs[1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("sizes", [(0, 4, 4), (4, 0, 4), (4, 4, 0), (0, 0, 0)])
-@pytest.mark.parametrize("name", ["vendor", "transposed"])
+@for_each("sizes", [(0, 4, 4), (4, 0, 4), (4, 4, 0), (0, 0, 0)])
+@for_each("name", ["vendor", "transposed"])
 def test_empty_products(name, sizes):
     described = gemm(*sizes)
     inputs = GEMM.make_inputs(described, seed=5, device="cpu")
@@ -224,10 +225,8 @@ def test_empty_products(name, sizes):
         assert out.tolist() == [[0.0] * sizes[1]] * sizes[0]
 
 
-@pytest.mark.parametrize(
-    "sizes", [(2**39, 3, 64), (64, 2**40 - 1, 64), (2**39,) * 3, (2**31, 2**31, 2**40 - 1)]
-)
-@pytest.mark.parametrize("where", [CPU, A100], ids=lambda each: each.name)
+@for_each("sizes", [(2**39, 3, 64), (64, 2**40 - 1, 64), (2**39,) * 3, (2**31, 2**31, 2**40 - 1)])
+@for_each("where", [CPU, A100], ids=lambda each: each.name)
 def test_sizes_beyond_int64_neither_warn_nor_turn_legal(sizes, where):
     described = gemm(*sizes, dtype="float32")
     with warnings.catch_warnings():

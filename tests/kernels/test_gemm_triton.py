@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
-import os
 import re
-import subprocess
-import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triton_lab import interpret_script
 
 from kernelcast.kernels import (
     Block,
@@ -70,7 +69,7 @@ def half(m=4096, n=4096, k=4096, **options):
 # Rules
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device", "seen"),
     [
         (tiled(), half(), CPU, "cpu is a cpu"),
@@ -173,7 +172,7 @@ def test_strides_of_the_four_layouts():
 sizes = st.integers(min_value=0, max_value=3000)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     m=sizes,
     n=sizes,
@@ -225,8 +224,8 @@ def test_the_full_space_is_the_product():
     assert variant("gemm", "triton_split_k").space().length == 5 * 5 * 4 * 4 * 4 * 5 * 4
 
 
-@pytest.mark.parametrize("device", [A100, H100, MI300])
-@pytest.mark.parametrize("described", [half(), half(m=1), half(n=1), half(m=17, n=33, k=64), half(k=32)])
+@for_each("device", [A100, H100, MI300])
+@for_each("described", [half(), half(m=1), half(n=1), half(m=17, n=33, k=64), half(k=32)])
 def test_every_problem_has_quick_candidates(device, described):
     assert len(candidates(described, device, subset="default", backends=["triton"])) >= 4
 
@@ -332,12 +331,10 @@ def test_the_quick_subset_has_inductors_configs():
 # Results. The interpreter is chosen when triton is imported, so it runs in a process of its own.
 
 CHECK = """
-import json, sys
 import torch
 from kernelcast.kernels import memory, operation, problem, variant
 
-failures = []
-for name, config, values in json.load(sys.stdin):
+for name, config, values in cases:
     described = problem("gemm", **values)
     gemm = operation("gemm")
     inputs = gemm.make_inputs(described, seed=7, device="cpu")
@@ -354,24 +351,11 @@ for name, config, values in json.load(sys.stdin):
         wrong = "the output is not row-major"
     if wrong:
         failures.append([name, config, values, wrong])
-json.dump(failures, sys.stdout)
 """
 
 
 def interpret(cases):
-    pytest.importorskip("triton")
-    pytest.importorskip("torch")
-    done = subprocess.run(
-        [sys.executable, "-c", CHECK],
-        input=json.dumps(cases),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONSAFEPATH": "1"},
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout) == []
+    interpret_script(CHECK, cases)
 
 
 def case(name="triton_tiled", config=None, *, m, n, k, **values):
@@ -437,7 +421,6 @@ def test_results_of_every_kind_of_config():
 
 WIDE = (
     """
-import json, sys
 import kernelcast.kernels.triton_rules as rules
 rules.MAX_INT32 = 100
 """
@@ -446,16 +429,14 @@ rules.MAX_INT32 = 100
 
 
 @pytest.mark.slow
-def test_results_with_64_bit_offsets(monkeypatch):
+def test_results_with_64_bit_offsets():
     """The kernels for matrices of 2**31 elements, on small ones."""
-    monkeypatch.setitem(globals(), "CHECK", WIDE)
-    interpret(
-        [
-            case(m=19, n=33, k=40, layout="tn", lda=24),
-            case(m=1, n=33, k=40),
-            case("triton_split_k", m=19, n=33, k=40, layout="nt"),
-        ]
-    )
+    cases = [
+        case(m=19, n=33, k=40, layout="tn", lda=24),
+        case(m=1, n=33, k=40),
+        case("triton_split_k", m=19, n=33, k=40, layout="nt"),
+    ]
+    interpret_script(WIDE, cases, alone=True)
 
 
 @pytest.mark.gpu

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_lab import (
@@ -38,7 +40,7 @@ def half(m=4096, n=4096, k=4096, **options):
 # Rules
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "given", "device", "rule", "seen"),
     [
         (described(), half(), A100, "has-tma", "sm80"),
@@ -82,7 +84,7 @@ def test_refusals_say_what_was_seen(candidate, given, device, rule, seen):
     assert (name, seen in text) == (rule, True), text
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "given", "device"),
     [
         (described(), half(k=4104), H100),
@@ -108,7 +110,7 @@ def test_legal_next_to_the_limits(candidate, given, device):
     assert refused_by(candidate, given, device) == ("", "")
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(
     m=st.integers(0, 6000),
     n=st.integers(0, 750).map(lambda eighth: 8 * eighth),
@@ -143,8 +145,8 @@ def test_the_quick_subset():
     assert (block.length, len(rows)) == (56, 56)
 
 
-@pytest.mark.parametrize("device", [H100, B200, DEVICES["sm120"]])
-@pytest.mark.parametrize("given", [half(), half(m=16, n=28672, layout="nt"), half(m=300, n=512, k=512)])
+@for_each("device", [H100, B200, DEVICES["sm120"]])
+@for_each("given", [half(), half(m=16, n=28672, layout="nt"), half(m=300, n=512, k=512)])
 def test_typical_problems_have_candidates(device, given):
     found = candidates(given, device, subset="default")
     assert sum(each.variant == "triton_descriptor" for each in found) >= 4

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_lab import (
@@ -42,7 +44,7 @@ def half(m=1, n=4096, k=4096, **values):
 # Rules
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device", "rule", "seen"),
     [
         (gemv(), half(17, 17), A100, "few-rows", "m=17, n=17"),
@@ -73,7 +75,7 @@ def test_refusals_say_what_was_seen(candidate, described, device, rule, seen):
     assert seen in found[1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device"),
     [
         (gemv(32, 32), half(16, 17), A100),
@@ -107,7 +109,7 @@ def test_the_shorter_side_comes_first():
     assert [skinny(half(m, 50)).rows for m in (1, 2, 5, 8, 9, 16)] == [1, 2, 8, 8, 16, 16]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     m=st.integers(0, 40),
     n=st.integers(0, 3000),
@@ -152,10 +154,10 @@ def test_the_spaces():
     assert useful.all()
 
 
-@pytest.mark.parametrize("device", [A100, DEVICES["sm100"], MI300])
-@pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize("layout", ["nn", "nt"])
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@for_each("device", [A100, DEVICES["sm100"], MI300])
+@for_each("m", [1, 2, 4, 8, 16])
+@for_each("layout", ["nn", "nt"])
+@for_each("dtype", ["float16", "float32"])
 def test_decoding_has_candidates(device, m, layout, dtype):
     found = candidates(half(m, 4096, 14336, layout=layout, dtype=dtype), device, subset="default")
     assert sum(each.variant == "triton_gemv" for each in found) >= 6

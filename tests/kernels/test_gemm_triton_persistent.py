@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_lab import (
@@ -42,7 +44,7 @@ def half(m=4096, n=4096, k=4096, **options):
 # Rules
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device", "rule", "seen"),
     [
         (persistent(), half(), CPU, "needs-gpu", "cpu is a cpu"),
@@ -123,7 +125,7 @@ def test_running_on_takes_the_output_besides():
     assert f"{3 * 384 * 64 * 2 + 128 * 256} > 166912 bytes" in text
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(
     m=st.integers(0, 6000),
     n=st.integers(0, 6000),
@@ -162,8 +164,8 @@ def test_the_quick_subset():
         assert set(block.columns[parameter.name].tolist()) <= set(parameter.values)
 
 
-@pytest.mark.parametrize("device", [A100, H100, DEVICES["sm100"], DEVICES["gfx942"]])
-@pytest.mark.parametrize("described", [half(), half(m=16, n=28672, layout="nt"), half(dtype="float32")])
+@for_each("device", [A100, H100, DEVICES["sm100"], DEVICES["gfx942"]])
+@for_each("described", [half(), half(m=16, n=28672, layout="nt"), half(dtype="float32")])
 def test_large_problems_have_candidates(device, described):
     found = candidates(described, device, subset="default")
     assert sum(each.variant == "triton_persistent" for each in found) >= 4

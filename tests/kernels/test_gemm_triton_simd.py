@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_lab import (
@@ -41,7 +43,7 @@ def half(m=64, n=64, k=64, **values):
 # Rules
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device", "rule", "seen"),
     [
         (simd(), half(), CPU, "needs-gpu", "cpu is a cpu"),
@@ -66,7 +68,7 @@ def test_refusals_say_what_was_seen(candidate, described, device, rule, seen):
     assert seen in found[1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device"),
     [
         (simd(), half(dtype="bfloat16"), UNKNOWN),
@@ -88,7 +90,7 @@ def test_legal_next_to_the_limits(candidate, described, device):
     assert refused_by(candidate, described, device) == ("", "")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     m=st.integers(0, 600),
     n=st.integers(0, 600),
@@ -124,8 +126,8 @@ def test_the_spaces():
     assert SIMD.legal(half(512, 512, 512), A100, quick).all()
 
 
-@pytest.mark.parametrize("device", [A100, DEVICES["sm100"], MI300])
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (4, 4, 4), (8, 8, 512), (3, 500, 7), (1024, 1024, 1024)])
+@for_each("device", [A100, DEVICES["sm100"], MI300])
+@for_each("sizes", [(1, 1, 1), (4, 4, 4), (8, 8, 512), (3, 500, 7), (1024, 1024, 1024)])
 def test_typical_problems_have_candidates(device, sizes):
     found = candidates(half(*sizes), device, subset="default", backends=["triton"])
     assert sum(each.variant == "triton_simd" for each in found) >= 1

@@ -6,6 +6,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_lab import (
@@ -41,7 +43,7 @@ def half(m=4096, n=4096, k=4096, **options):
 # Rules
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device", "rule", "seen"),
     [
         (stream(), half(), CPU, "needs-gpu", "cpu is a cpu"),
@@ -110,7 +112,7 @@ def test_legal_next_to_the_limits(candidate, described, device):
 sizes = st.integers(1, 6000)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(
     m=sizes,
     n=sizes,
@@ -144,7 +146,7 @@ def test_rules_agree_with_refusals_and_keep_their_promises(m, n, k, dtype, devic
     assert ((steps - share) >= LEAST_SAVING * (whole + 1) * steps).all()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(m=st.integers(1, 900), n=st.integers(1, 900), k=st.integers(1, 900), cores=st.integers(1, 40))
 def test_parts_have_places_of_their_own_and_cover_every_step_once(m, n, k, cores):
     """The kernels' arithmetic, one step after the other."""
@@ -205,7 +207,8 @@ def case(config=None, *, m, n, k, **values):
     return candidate, {"m": m, "n": n, "k": k, "dtype": "float32", **values}
 
 
-def test_results_quickly():
+@pytest.mark.slow
+def test_results_of_shared_tiles():
     # Eight tiles for three programs leave two to share; four of 64 x 64 leave one, summed by several programs.
     wide = {"block_m": 64, "block_n": 64, "block_k": 32}
     interpret("gemm", [case(m=20, n=61, k=90, layout="tn", lda=40), case(wide, m=120, n=70, k=100)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import for_each
 
 from kernelcast.kernels import CandidateTable, Device, candidates, memory, operation, problem, variant
 
@@ -31,24 +32,24 @@ def check_all(described):
     return len(table)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("shape", SHAPES + EMPTY)
+@for_each("dtype", ["float32", "float16", "bfloat16"])
+@for_each("shape", SHAPES + EMPTY)
 def test_every_candidate_is_right(shape, dtype):
     m, n, k = shape
     assert check_all(problem("gemm", m=m, n=n, k=k, dtype=dtype, threads=2)) >= 4
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("leading", [{}, {"lda": 80, "ldb": 81}])
-@pytest.mark.parametrize("shape", [(48, 40, 64), (1, 40, 64), (6, 40, 64), (48, 1, 64)])
+@for_each("dtype", ["float32", "bfloat16"])
+@for_each("layout", ["nn", "nt", "tn", "tt"])
+@for_each("leading", [{}, {"lda": 80, "ldb": 81}])
+@for_each("shape", [(48, 40, 64), (1, 40, 64), (6, 40, 64), (48, 1, 64)])
 def test_every_candidate_is_right_in_every_layout(shape, layout, leading, dtype):
     m, n, k = shape
     check_all(problem("gemm", m=m, n=n, k=k, dtype=dtype, layout=layout, threads=2, **leading))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("m", "n", "k"), [(512, 512, 512), (32, 4096, 1024), (4096, 64, 64)])
+@for_each("dtype", ["float32", "float16", "bfloat16"])
+@for_each(("m", "n", "k"), [(512, 512, 512), (32, 4096, 1024), (4096, 64, 64)])
 def test_ten_candidates_on_a_cpu(m, n, k, dtype):
     assert len(candidates(problem("gemm", m=m, n=n, k=k, dtype=dtype, threads=2), CPU)) >= 10
 
@@ -76,7 +77,7 @@ def test_onednn_takes_float32_that_is_not_empty():
     assert legal("onednn", m=9, n=2, k=0) == legal("onednn", m=9, n=2, k=4, dtype="bfloat16") == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("values", "copied"),
     [
         ({"layout": "nn"}, []),
@@ -95,9 +96,9 @@ def test_copies_of_operands_that_are_not_dense(values, copied):
     assert [c["copied"] for c in legal("contiguous_operands", **{"m": 5, "n": 6, "k": 7, **values})] == copied
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("shape", [(1, 6, 7), (5, 1, 7), (5, 6, 1), (1, 1, 1), (5, 6, 7)])
-@pytest.mark.parametrize("leading", [{}, {"lda": 9, "ldb": 10}])
+@for_each("layout", ["nn", "nt", "tn", "tt"])
+@for_each("shape", [(1, 6, 7), (5, 1, 7), (5, 6, 1), (1, 1, 1), (5, 6, 7)])
+@for_each("leading", [{}, {"lda": 9, "ldb": 10}])
 def test_copies_agree_with_torch(layout, shape, leading):
     """What the rule calls dense is what torch would not copy."""
     m, n, k = shape

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_lab import CPU, DEVICES, fault, refused_by, work_of
@@ -105,7 +107,7 @@ def test_skewed_leaves_a_quarter_of_the_groups_empty_wherever_they_lie():
     assert sizes.max(axis=1).mean() == pytest.approx(100_000 / 3.1032, rel=0.01)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(
     groups=st.integers(1, 300),
     m=st.integers(0, 3000),
@@ -133,8 +135,8 @@ def test_the_bound_is_reached():
     assert row_tiles_bound(grouped(m=0), 16) == 0
 
 
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-@pytest.mark.parametrize(("groups", "m"), [(1, 100), (2, 7), (8, 500), (60, 64), (128, 4096), (40, 40_000)])
+@for_each("distribution", DISTRIBUTIONS)
+@for_each(("groups", "m"), [(1, 100), (2, 7), (8, 500), (60, 64), (128, 4096), (40, 40_000)])
 def test_expectations_agree_with_what_is_drawn(distribution, groups, m):
     described = grouped(groups=groups, m=m, distribution=distribution)
     sizes = np.array([np.diff(draw_ends(described, seed), prepend=0) for seed in range(200)])
@@ -301,7 +303,7 @@ def test_the_default_is_torchs_grouped_mm_or_a_product_a_group(monkeypatch):
     assert run(grouped()) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "rule", "seen"),
     [
         (LOOP, grouped(n=17), "differs-from-the-default", "n=17"),
@@ -325,7 +327,7 @@ def test_refusals_say_what_was_seen(candidate, described, rule, seen):
     assert seen in said
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described"),
     [
         (LOOP, grouped(n=16)),

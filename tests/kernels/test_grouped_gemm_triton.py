@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_lab import (
@@ -57,7 +59,7 @@ BALANCED = {"distribution": "balanced"}
 # Rules
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device", "rule", "seen"),
     [
         (tiled(), grouped(), CPU, "needs-gpu", "cpu is a cpu"),
@@ -141,7 +143,7 @@ def test_refusals_say_what_was_seen(candidate, described, device, rule, seen):
     assert seen in said
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device"),
     [
         (tiled(), grouped(dtype="bfloat16"), UNKNOWN),
@@ -163,7 +165,7 @@ def test_legal_next_to_the_limits(candidate, described, device):
     require_legal(described, device, candidate)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(
     groups=st.integers(1, 1100),
     m=st.integers(0, 40_000),
@@ -200,12 +202,10 @@ def test_rules_agree_with_refusals_and_keep_their_promises(
         assert (expected_row_tiles(described, kept.columns["block_m"]) <= most * (1 + 1e-9)).all()
 
 
-@pytest.mark.parametrize("device", [A100, H100, MI300])
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-@pytest.mark.parametrize(
-    ("groups", "n", "k"), [(8, 28672, 4096), (8, 4096, 14336), (128, 1536, 2048), (256, 512, 7168)]
-)
-@pytest.mark.parametrize("m", [1, 16, 256, 4096, 32768])
+@for_each("device", [A100, H100, MI300])
+@for_each("distribution", DISTRIBUTIONS)
+@for_each(("groups", "n", "k"), [(8, 28672, 4096), (8, 4096, 14336), (128, 1536, 2048), (256, 512, 7168)])
+@for_each("m", [1, 16, 256, 4096, 32768])
 def test_typical_problems_have_candidates(device, distribution, groups, n, k, m):
     described = grouped(groups, m, n, k, layout="nt", dtype="bfloat16", distribution=distribution)
     table = candidates(described, device, subset="default", backends=["triton"])

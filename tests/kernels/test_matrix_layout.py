@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import pytest
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +31,7 @@ def test_a_layout_addresses_the_elements_that_the_strides_do(
     assert [[i * steps[0] + j * steps[1] for j in range(columns)] for i in range(rows)] == wanted
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("matrix", "expected"),
     [
         ((64, 32, 32, 1), ("n", 0)),

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_lab import CPU, DEVICES, fault, refused_by, work_of
@@ -113,9 +115,9 @@ def test_flops_and_compulsory_traffic():
     assert OP.traffic_bytes(mixed(2**39, 2**39, 2**39)) == pytest.approx(9 * 2.0**78)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("weight", ["int8", "uint8"])
-@pytest.mark.parametrize("k", [1, 64, 2048])
+@for_each("dtype", ["float32", "float16", "bfloat16"])
+@for_each("weight", ["int8", "uint8"])
+@for_each("k", [1, 64, 2048])
 def test_the_tolerance_passes_both_orders_of_scaling_and_fails_what_is_wrong(dtype, weight, k):
     described = mixed(32, 40, k, dtype=dtype, weight_dtype=weight)
     a, b, scale = OP.make_inputs(described, seed=2, device="cpu")
@@ -150,7 +152,7 @@ def test_the_tolerance_by_dtype_and_length():
 # Rules
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "described", "device", "rule", "seen"),
     [
         ("scaled_output", mixed(dtype="float16"), CPU, "range", "float16"),
@@ -176,7 +178,7 @@ def test_refusals_say_what_was_seen(name, described, device, rule, seen):
     assert seen in said
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "described", "device"),
     [
         ("vendor", mixed(0, 0, 0), A100),
@@ -234,7 +236,7 @@ def test_work_of_chunks_keeps_the_cast_weight_in_cache_where_it_fits():
     assert found["flops"] == OP.flops(full) + 8 * 5000
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(
     m=st.integers(0, 3000),
     n=st.integers(0, 10_000),
@@ -285,8 +287,8 @@ def test_results(candidate, values):
         assert fault("mixed_gemm", candidate, described, "cpu") is None
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("m", [0, 1, 2, 3, 4, 9])
+@for_each("dtype", ["float32", "float16", "bfloat16"])
+@for_each("m", [0, 1, 2, 3, 4, 9])
 def test_results_of_torchs_own_kernel(dtype, m):
     for n, k in ((1, 16), (3, 32), (4, 48), (33, 80), (0, 16), (5, 0)):
         values = {"m": m, "n": n, "k": k, "layout": "nt", "dtype": dtype}

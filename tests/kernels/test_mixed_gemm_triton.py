@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_lab import (
@@ -51,7 +53,7 @@ def mixed(m=16, n=4096, k=4096, **values):
 # Rules
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device", "rule", "seen"),
     [
         (tiled(), mixed(), CPU, "needs-gpu", "cpu is a cpu"),
@@ -108,7 +110,7 @@ def test_refusals_say_what_was_seen(candidate, described, device, rule, seen):
     assert seen in said
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device"),
     [
         (tiled(), mixed(), A100),
@@ -162,7 +164,7 @@ def test_shared_memory_by_architecture():
 sizes = st.integers(min_value=0, max_value=3000)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(
     m=sizes,
     n=sizes,
@@ -214,8 +216,8 @@ def test_the_quick_subset():
     assert sorted(set(split_block.columns["split_k"].tolist())) == [4, 8]
 
 
-@pytest.mark.parametrize("device", list(DEVICES.values()), ids=lambda device: device.name)
-@pytest.mark.parametrize(
+@for_each("device", list(DEVICES.values()), ids=lambda device: device.name)
+@for_each(
     "described",
     [mixed(), mixed(m=1), mixed(m=512), mixed(m=17, n=33, k=65), mixed(m=1, n=1, k=1), mixed(layout="nn")],
     ids=str,

@@ -9,6 +9,8 @@ import sys
 
 import numpy as np
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_lab import (
@@ -56,8 +58,8 @@ def norm(name="layernorm", rows=4096, columns=4096, **options):
 # Rules
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize(
+@for_each("name", OPERATIONS)
+@for_each(
     ("candidate", "values", "device", "rule", "seen"),
     [
         (row(), {}, CPU, "needs-gpu", "cpu is a cpu"),
@@ -89,8 +91,8 @@ def test_refusals_say_what_was_seen(name, candidate, values, device, rule, seen)
     assert seen in said
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize(
+@for_each("name", OPERATIONS)
+@for_each(
     ("candidate", "values", "device"),
     [
         (row(16), {"columns": 32768}, A100),
@@ -112,7 +114,7 @@ def test_legal_next_to_the_limits(name, candidate, values, device):
     assert refused_by(candidate, norm(name, **values), device) == ("", "")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     name=st.sampled_from(OPERATIONS),
     row_count=st.integers(0, 3000),
@@ -143,9 +145,9 @@ def test_rules_agree_with_refusals_and_keep_their_promises(name, row_count, colu
             assert (work["programs"] * kept.columns["rows_per_program"] >= row_count).all()
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("device", [A100, H100, MI300])
-@pytest.mark.parametrize(
+@for_each("name", OPERATIONS)
+@for_each("device", [A100, H100, MI300])
+@for_each(
     ("row_count", "columns"), [(1, 1), (1, 128), (4096, 4096), (65536, 128), (1, 131072), (7, 50257), (0, 64)]
 )
 def test_typical_problems_have_candidates(name, device, row_count, columns):

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,7 +108,7 @@ def test_right_results_pass(output, reference):
     assert verdict(output, reference) is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("output", "reference", "said"),
     [
         ([4.76, 3.0], [3.0, 3.0], "1 of 2 elements differ .* 0.25 .* 0.5 .*largest difference is 1.76"),
@@ -126,6 +127,42 @@ def test_wrong_results_are_described(output, reference, said):
     found = verdict(output, reference)
     assert found is not None
     assert re.search(said, found), found
+
+
+@pytest.mark.parametrize("place", [0, 65_535, 65_536, 131_072, 131_999])
+@pytest.mark.parametrize("value", [2.0, math.nan, math.inf])
+def test_one_wrong_element_of_many_is_found_wherever_it_is(place, value):
+    import torch
+
+    reference = torch.ones(132, 1000, dtype=torch.float64)
+    output = reference.float()
+    assert Toy().check(PROBLEM, reference, output) is None
+    output.view(-1)[place] = value
+    assert Toy().check(PROBLEM, reference, output).startswith("1 of 132000 elements")
+    assert (reference == 1.0).all()
+
+
+def test_elements_are_compared_in_their_places_whatever_the_strides():
+    import torch
+
+    reference = torch.arange(200_000, dtype=torch.float64).reshape(400, 500).T
+    output = reference.float().contiguous()
+    assert not reference.is_contiguous()
+    before = output.clone()
+    assert Toy().check(PROBLEM, reference, output) is None
+    assert torch.equal(output, before)
+    # The same numbers in the order of the memory.
+    wrong = torch.arange(200_000, dtype=torch.float32).reshape(500, 400)
+    assert "elements differ" in Toy().check(PROBLEM, reference, wrong)
+
+
+def test_an_infinite_reference_allows_no_other_value():
+    import torch
+
+    reference = torch.tensor([1.0, math.inf, math.nan], dtype=torch.float64)
+    assert Toy().check(PROBLEM, reference, reference.float()) is None
+    assert Toy().check(PROBLEM, reference, torch.tensor([1.0, 5.0, math.nan])).startswith("1 of 3")
+    assert Toy().check(PROBLEM, reference[:2], torch.tensor([1.0, 5.0])).startswith("1 of 2")
 
 
 def test_another_shape_or_dtype_is_wrong():
@@ -174,7 +211,7 @@ def test_a_variant_without_parameters_is_one_candidate():
     assert Plain().legal(PROBLEM, CPU, block).tolist() == [True]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "values",
     [(), (1, 1), (1, True), (0, "0"), (False, 0), (1, "a"), (2**63,), (2**64,), (1.5,), (None,)],
     ids=str,

@@ -8,6 +8,7 @@ import pickle
 
 import numpy as np
 import pytest
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -108,7 +109,7 @@ def test_the_key_is_canonical_text():
     assert built.element_bytes == 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [
         {"operation": None},
@@ -173,7 +174,7 @@ def test_numpy_integers_become_python_integers(count):
     assert [type(value) for value in (built["m"], built["stride"], built.threads)] == [int] * 3
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("wrong", "said"),
     [
         ({}, "needs the dimension 'm'"),

@@ -9,6 +9,8 @@ import warnings
 
 import numpy as np
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -212,7 +214,7 @@ def test_require_legal_says_why_not():
         kernels.require_legal(described, cpu, Candidate("split"))
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@for_each("name", OPERATIONS)
 def test_the_default_has_no_parameters_and_no_rules(name):
     default = kernels.variant(name, kernels.operation(name).default_variant)
     assert default.parameters == ()
@@ -220,7 +222,7 @@ def test_the_default_has_no_parameters_and_no_rules(name):
     assert next(iter(kernels.variants(name))) == default.name
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@for_each("name", OPERATIONS)
 def test_variants_say_what_they_are(name):
     for found_name, found in kernels.variants(name).items():
         assert found.name == found_name
@@ -243,7 +245,7 @@ def test_variants_say_what_they_are(name):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_every_candidate_is_legal_or_refused_exactly_once(name, data):
     described = data.draw(problems(name))
@@ -273,7 +275,7 @@ def test_every_candidate_is_legal_or_refused_exactly_once(name, data):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_the_work_of_every_candidate_is_finite(name, data):
     described = data.draw(problems(name))
@@ -300,7 +302,7 @@ def test_the_work_of_every_candidate_is_finite(name, data):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_the_quick_subset_is_part_of_the_legal_candidates(name, data):
     described = data.draw(problems(name, sizes=(64, 128, 1000, 16)))
@@ -451,7 +453,7 @@ def test_a_variant_that_does_not_serve_a_problem_lists_no_space(monkeypatch):
     assert not [name for name in listed if name.startswith("triton")]
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@for_each("name", OPERATIONS)
 def test_rules_of_the_problem_alone_look_at_no_column(name):
     described = kernels.operation(name).schema.problem(
         **{dim.name: 64 for dim in kernels.operation(name).schema.dims}

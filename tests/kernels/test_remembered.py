@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -140,7 +141,7 @@ def problems(draw):
         assume(False)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
 @given(problems(), st.sampled_from(DEVICES))
 def test_what_is_remembered_changes_no_rule_and_no_amount_of_work(described, where):
     again = Problem.from_dict(described.to_dict())

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 
 from kernelcast.errors import InvalidProblemError
@@ -79,9 +81,9 @@ def first_failure(case: Problem, inputs: tuple[torch.Tensor, ...]) -> str | None
     return None
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("affine", AFFINES)
-@pytest.mark.parametrize("shape", SHAPES)
+@for_each("dtype", DTYPES)
+@for_each("affine", AFFINES)
+@for_each("shape", SHAPES)
 def test_every_candidate_matches_the_reference(shape: str, affine: str, dtype: str) -> None:
     case = rmsnorm(*SHAPES[shape], affine=affine, dtype=dtype)
     assert first_failure(case, OP.make_inputs(case, seed=0, device="cpu")) is None
@@ -99,7 +101,7 @@ def test_the_shapes_reach_every_config() -> None:
     assert reached == every
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     rows=st.integers(0, 90),
     columns=st.integers(1, 300),
@@ -146,8 +148,8 @@ def test_rows_that_are_not_finite_stay_alone() -> None:
 # What the check must catch.
 
 
-@pytest.mark.parametrize(("dtype", "columns"), [("float32", 8192), ("float16", 256), ("bfloat16", 64)])
-@pytest.mark.parametrize("fault", ["one column missing", "no weight", "mean subtracted"])
+@for_each(("dtype", "columns"), [("float32", 8192), ("float16", 256), ("bfloat16", 64)])
+@for_each("fault", ["one column missing", "no weight", "mean subtracted"])
 def test_small_faults_are_caught(dtype: str, columns: int, fault: str) -> None:
     case = rmsnorm(64, columns, dtype=dtype)
     inputs = OP.make_inputs(case, seed=0, device="cpu")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 
 from kernelcast.errors import InvalidProblemError
@@ -90,9 +92,9 @@ def inputs_of(case: Problem, seed: int = 0) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", SHAPES)
+@for_each("dtype", DTYPES)
+@for_each("layout", LAYOUTS)
+@for_each("shape", SHAPES)
 def test_every_candidate_matches_the_reference(shape: str, layout: str, dtype: str) -> None:
     case = softmax(*SHAPES[shape], layout=layout, dtype=dtype)
     assert first_failure(case, inputs_of(case)) is None
@@ -115,7 +117,7 @@ def test_the_shapes_reach_every_config() -> None:
     assert reached == every
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     rows=st.integers(0, 90),
     columns=st.integers(1, 300),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_lab import (
@@ -16,6 +13,7 @@ from triton_lab import (
     T4,
     UNKNOWN,
     compiler,  # noqa: F401
+    interpret_script,
     on_gpu,
     refused_by,
     work_of,
@@ -49,7 +47,7 @@ def softmax(rows=4096, columns=4096, **options):
 # Rules
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device", "rule", "seen"),
     [
         (row(), softmax(), CPU, "needs-gpu", "cpu is a cpu"),
@@ -78,7 +76,7 @@ def test_refusals_say_what_was_seen(candidate, described, device, rule, seen):
     assert seen in message
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device"),
     [
         (row(16), softmax(columns=65536), A100),
@@ -96,7 +94,7 @@ def test_legal_next_to_the_limits(candidate, described, device):
     require_legal(described, device, candidate)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     row_count=st.integers(0, 3000),
     columns=st.integers(1, 200_000),
@@ -125,8 +123,8 @@ def test_rules_agree_with_refusals_and_keep_their_promises(row_count, columns, d
             assert (work["programs"] * kept.columns["rows_per_program"] >= row_count).all()
 
 
-@pytest.mark.parametrize("device", [A100, H100, MI300])
-@pytest.mark.parametrize(
+@for_each("device", [A100, H100, MI300])
+@for_each(
     ("row_count", "columns", "layout"),
     [(1, 1, "row"), (4096, 4096, "row"), (65536, 128, "row"), (1, 131072, "row"), (256, 128, "column")],
 )
@@ -164,7 +162,7 @@ def test_work_of_several_rows_a_program():
     assert work["shared_bytes"] == 4 * 8 * 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("candidate", "described", "device", "seen"),
     [
         # Sixteen lanes of 8 elements make a row of 128: every warp has rows of its own.
@@ -209,12 +207,11 @@ def test_work_of_two_passes():
 # Results. The interpreter is chosen when triton is imported, so it runs in a process of its own.
 
 CHECK = """
-import json, math, sys
+import math
 import torch
 from kernelcast.kernels import memory, operation, problem, variant
 
-failures = []
-for name, config, values, fill in json.load(sys.stdin):
+for name, config, values, fill in cases:
     described = problem("softmax", **values)
     op = operation("softmax")
     (x,) = op.make_inputs(described, seed=7, device="cpu")
@@ -243,24 +240,11 @@ for name, config, values, fill in json.load(sys.stdin):
         wrong = "other elements than torch's are NaN"
     if wrong:
         failures.append([name, config, values, fill, wrong])
-json.dump(failures, sys.stdout)
 """
 
 
 def interpret(cases):
-    pytest.importorskip("triton")
-    pytest.importorskip("torch")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CHECK],
-        input=json.dumps(cases),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONSAFEPATH": "1"},
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout) == []
+    interpret_script(CHECK, cases)
 
 
 def case(candidate, row_count, columns, fill="", **options):

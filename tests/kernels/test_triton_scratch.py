@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from cases import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,12 +74,12 @@ def scratch_of(target, aligned, element_bytes, block_m, block_n, warps):
     return float(scratch_bytes(described)[0])
 
 
-@pytest.mark.parametrize("key", COMPILED, ids=str)
+@for_each("key", COMPILED, ids=str)
 def test_what_the_compiler_allotted(key):
     assert scratch_of(*key) == COMPILED[key]
 
 
-@pytest.mark.parametrize("key", HIDDEN, ids=str)
+@for_each("key", HIDDEN, ids=str)
 def test_what_hides_behind_the_operands(key):
     assert scratch_of(*key) <= HIDDEN[key]
 

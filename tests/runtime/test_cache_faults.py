@@ -30,6 +30,12 @@ KEY = CacheKey.of(PROBLEM, HERE, 3)
 SELECTION = Selection(PROBLEM, HERE.name, Candidate.of("linear"), "verified", measured_us=2.0, default_us=3.0)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_said(monkeypatch):
+    """Of each fault a process warns once; each test is as a process of its own."""
+    monkeypatch.setattr(cache_module, "_said", set())
+
+
 def sure(cache, key=KEY):
     """What the cache has, and that it does not warn."""
     with warnings.catch_warnings():
@@ -103,6 +109,7 @@ def test_a_broken_or_foreign_entry_is_a_miss_with_a_warning_and_is_replaced(tmp_
     cache = SelectionCache(tmp_path)
     with pytest.warns(CacheWarning, match="ignored"):
         assert cache.get(KEY) is None
+    cache_module._said.clear()
     if how not in ("unknown variant",):
         with pytest.warns(CacheWarning, match="ignored"):
             assert list(cache.entries()) == []
@@ -170,6 +177,7 @@ def test_an_entry_under_another_place_is_ignored(tmp_path):
     entry_path(tmp_path, KEY).parent.rename(tmp_path / CacheKey.of(other, HERE, 3).place)
     cache = SelectionCache(tmp_path)
     for look in (lambda: list(cache.entries()), lambda: cache.priors(other, HERE)):
+        cache_module._said.clear()
         with pytest.warns(CacheWarning, match="of another key"):
             assert look() == []
 
@@ -305,6 +313,40 @@ def test_a_folder_without_the_right_to_write_or_read_costs_warnings(tmp_path, mo
     assert found["listed"] == int(readable)
     assert found["removed"] == 0
     assert sure(SelectionCache(folder)) is not None
+
+
+def test_of_each_fault_of_a_folder_a_process_warns_once(tmp_path):
+    def seen(folder):
+        cache = SelectionCache(folder)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for top_k in (3, 5, 7):
+                key = CacheKey.of(PROBLEM, HERE, top_k)
+                with cache.lock(key):
+                    cache.put(key, SELECTION)
+        return [str(each.message).removeprefix(f"The selection cache {folder} ") for each in found]
+
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("")
+    first = seen(tmp_path / "a")
+    assert len(first) == 2
+    assert [message.split(" (")[0] for message in first] == ["cannot be locked", "cannot be written"]
+    assert seen(tmp_path / "a") == []
+    assert len(seen(tmp_path / "b")) == 2
+
+
+def test_what_cannot_be_removed_is_told_and_the_rest_is_gone(tmp_path):
+    keys = [CacheKey.of(PROBLEM, HERE, top_k) for top_k in (3, 5)]
+    cache = SelectionCache(tmp_path)
+    for key in keys:
+        cache.put(key, SELECTION)
+    stuck = entry_path(tmp_path, keys[0])
+    put_in_place(stuck, "a folder")
+    with pytest.warns(CacheWarning, match=f"{stuck} cannot be removed"):
+        assert cache.clear() == 1
+    found = cache.forget(keys)
+    assert (found.removed, [path for path, _ in found.left]) == (0, [stuck])
+    assert not entry_path(tmp_path, keys[1]).exists()
 
 
 # --- Many damaged files ---

@@ -8,6 +8,8 @@ import threading
 from dataclasses import fields, replace
 
 import pytest
+from cases import for_each
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,7 +66,7 @@ CHANGES = {
 
 
 @given(problems, st.sampled_from(sorted(CHANGES)))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_every_fact_of_a_problem_changes_the_key(one, what):
     key = CacheKey.of(one, HERE, 3)
     assert CacheKey.of(Problem.from_dict(one.to_dict()), HERE, 3).digest == key.digest
@@ -87,7 +89,7 @@ def test_a_problem_cannot_hold_tensors_so_no_value_of_one_is_in_a_key():
 # --- Devices ---
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(HERE)])
+@for_each("name", [f.name for f in fields(HERE)])
 def test_every_fact_of_a_device_but_its_name_changes_the_key(name):
     device = known_device("h100")
     value = getattr(device, name)
@@ -108,7 +110,7 @@ def test_every_fact_of_a_device_but_its_name_changes_the_key(name):
 ENVIRONMENT_FACTS = [f.name for f in fields(CacheEnvironment)]
 
 
-@pytest.mark.parametrize("name", ENVIRONMENT_FACTS)
+@for_each("name", ENVIRONMENT_FACTS)
 def test_every_fact_of_the_environment_changes_the_digest_and_not_the_place(name):
     value = (("a", "b"),) if name in ("switches", "variants") else "other"
     other = replace(KEY, environment=replace(KEY.environment, **{name: value}))
@@ -264,7 +266,7 @@ def test_keys_are_kept_for_a_bounded_number_of_problems(monkeypatch, afresh):
     assert len(cache_key._keys) <= 10
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("values", "said"),
     [
         ({"problem": 3}, "problem of a key is 3"),

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import for_each
 from dropin_lab import (
     CPU,
     DTYPES,
@@ -254,7 +255,7 @@ class Own:
     softmax = staticmethod(torch.softmax)
 
 
-@pytest.mark.parametrize("name", FALLBACKS)
+@for_each("name", FALLBACKS)
 def test_what_the_catalogue_does_not_cover_is_torchs_own(name):
     chooser = choose(nth_legal(1))
     with warnings.catch_warnings():
@@ -299,8 +300,8 @@ def test_gradients_are_torchs(name):
     assert touched >= 1
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("place", range(8))
+@for_each("name", CALLS)
+@for_each("place", range(8))
 def test_one_operand_that_needs_a_gradient_is_enough(name, place):
     tensors = operands()
     tensors[place].requires_grad_()
@@ -309,8 +310,8 @@ def test_one_operand_that_needs_a_gradient_is_enough(name, place):
     assert out.requires_grad == CALLS[name](Own, tensors).requires_grad == (chooser.asked == [])
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@for_each("name", CALLS)
+@for_each("mode", [torch.no_grad, torch.inference_mode])
 def test_where_no_gradient_is_recorded_parameters_are_served(name, mode):
     tensors = [torch.nn.Parameter(t) for t in operands()]
     chooser = choose(nth_legal(0))
@@ -434,11 +435,13 @@ ERRORS = {
     "attention: dtypes": lambda o: o.attention(Q, Q.half(), Q),
     "softmax: dimension": lambda o: o.softmax(A, 2),
     "softmax: integers": lambda o: o.softmax(torch.arange(4), -1),
+    "softmax: a fraction": lambda o: o.softmax(A, 1.0),
+    "softmax: a flag": lambda o: o.softmax(A, True),
     "softmax: no dimension": lambda o: o.softmax(A, None),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ERRORS)
+@for_each("name", ERRORS)
 def test_errors_are_torchs_own(name):
     choose(nth_legal(1))
     with pytest.raises(Exception) as expected:  # noqa: PT011 - compared below

@@ -279,6 +279,7 @@ def test_exported_programs_hold_torchs_own(strict):
     assert called == ["aten.matmul.default", "aten.softmax.int"]
 
 
+@pytest.mark.slow
 def test_a_candidate_that_fails_inside_a_graph_is_rescued(failing):  # noqa: F811
     chooser = failing("gemm", 1)
     run, _ = compiled(kc.matmul)

@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import for_each
 from dropin_lab import (  # noqa: F401
     CPU,
     DTYPES,
@@ -21,6 +22,7 @@ from dropin_lab import (  # noqa: F401
     run_twice,
     storage_bytes,
 )
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +37,7 @@ from kernelcast.runtime.dispatch import LaunchWarning
 pytestmark = pytest.mark.usefixtures("fresh")
 
 PROPERTY = settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -393,7 +395,7 @@ FALLBACKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FALLBACKS)
+@for_each("name", FALLBACKS)
 def test_what_the_catalogue_does_not_cover_is_torchs_own(name):
     chooser = choose(nth_legal(1))
     with warnings.catch_warnings():
@@ -539,12 +541,12 @@ GROUPED_ERRORS = {
 }
 
 
-@pytest.mark.parametrize("name", ERRORS)
+@for_each("name", ERRORS)
 def test_errors_are_torchs_own(name):
     check_errors(lambda: ERRORS[name](kc), lambda: ERRORS[name](Own))
 
 
-@pytest.mark.parametrize("name", GROUPED_ERRORS)
+@for_each("name", GROUPED_ERRORS)
 def test_errors_of_grouped_mm_are_torchs_own(name):
     a, b, offs = GROUPED_ERRORS[name]
     check_errors(lambda: kc.grouped_matmul(a, b, offs), lambda: F.grouped_mm(a, b, offs=offs))

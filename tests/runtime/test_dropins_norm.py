@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import for_each
 from dropin_lab import (  # noqa: F401
     DTYPES,
     HERE,
@@ -20,6 +21,7 @@ from dropin_lab import (  # noqa: F401
     run_twice,
     storage_bytes,
 )
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +35,7 @@ from kernelcast.runtime.dispatch import LaunchWarning
 pytestmark = pytest.mark.usefixtures("fresh")
 
 PROPERTY = settings(
-    max_examples=30,
+    max_examples=examples(30),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -104,8 +106,8 @@ def test_rms_norm_is_torchs(shape, dims, dtype, weighted, eps, as_list, number):
     assert (problem.operation, problem["affine"]) == ("rmsnorm", "weight" if weighted else "none")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("eps", [None, 1e-6, 0.25])
+@for_each("dtype", DTYPES)
+@for_each("eps", [None, 1e-6, 0.25])
 def test_eps_reaches_every_candidate(dtype, eps):
     """Of rows as small as eps nothing else decides, and torch's own default is the same for all dtypes."""
     x = (1e-4 * randn(3, 40)).to(DTYPES[dtype])
@@ -185,7 +187,7 @@ FALLBACKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FALLBACKS)
+@for_each("name", FALLBACKS)
 def test_what_the_catalogue_does_not_cover_is_torchs_own(name):
     chooser = choose(nth_legal(1))
     with warnings.catch_warnings():
@@ -304,7 +306,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("name", ERRORS)
+@for_each("name", ERRORS)
 def test_errors_are_torchs_own(name):
     choose(nth_legal(1))
     with pytest.raises(Exception) as expected:  # noqa: PT011 - compared below

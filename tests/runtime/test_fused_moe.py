@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from cases import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -414,6 +415,19 @@ def test_a_plan_without_a_model_says_so_and_is_legal(tmp_path, monkeypatch):
     assert planned(mode="verify").choices == made.choices
 
 
+def test_what_was_to_be_verified_and_is_not_here_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("kernelcast.runtime.fused_moe.is_here", lambda _: False)
+    options = {"experts_per_token": 2, "device": H100, "ms": [1, 16], "mode": "verify"}
+    with pytest.warns(fused_moe.PlanWarning) as seen:
+        fused_moe.write(tmp_path, 8, 14336, 4096, **options, selector=Selector(H100, models=tmp_path))
+    assert str(seen[0].message) == (
+        "h100-sxm5-80gb is not in this machine, so nothing can be verified here: all 2 configs are analytic. Run it on the GPU "
+        "itself to verify."
+    )
+    assert planned(mode="verify").hindrance.startswith("h100-sxm5-80gb is not in this machine")
+    assert planned(mode="predict").hindrance == ""
+
+
 def test_a_plan_by_a_model_is_written_without_a_warning(tmp_path, recwarn):
     path = fused_moe.write(
         tmp_path, 8, 14336, 4096, "float32", experts_per_token=2, ms=[16], selector=Ranks(LATENCY_US),
@@ -424,7 +438,7 @@ def test_a_plan_by_a_model_is_written_without_a_warning(tmp_path, recwarn):
     assert not [each for each in recwarn if issubclass(each.category, fused_moe.PlanWarning)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "error", "said"),
     [
         ({"ms": []}, InvalidProblemError, "numbers of tokens"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import for_each
 
 from kernelcast.kernels import Candidate, problem
 from kernelcast.kernels.detect import default_threads
@@ -85,7 +86,7 @@ def test_the_template_is_in_the_name(name, template):
     assert template_of(name) == template
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("identity", "name", "expected"),
     [
         ("extern_mm", "mm", Candidate.of("vendor")),
@@ -217,7 +218,7 @@ def test_without_the_library_the_templates_name_the_product():
     assert describe([triton(batch[:1] * 2, name="triton_convolution2d_1")]) is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "nodes", "layout"),
     [
         ("convolution", [Node((8, 3, 9, 9)), Node((4, 3, 3, 3))], Layout()),

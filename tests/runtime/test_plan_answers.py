@@ -145,6 +145,17 @@ def test_questions_that_it_cannot_answer_are_refused(make):
             found.candidate(**sizes)
         with pytest.raises(InvalidProblemError, match="asks for n"):
             found.problem(**sizes)
+    for size in (3.5, "3", None, True):
+        with pytest.raises(InvalidProblemError, match=f"n is {size!r}; sizes must be integers"):
+            found.candidate(n=size)
+    for call in (found.candidate, found.interval):
+        with pytest.raises(
+            InvalidProblemError, match=r"asks for n; 3\.5 without a name was given\. Name each size: n="
+        ):
+            call(3.5)
+    for call in (found.select, found.covers):
+        with pytest.raises(InvalidProblemError, match=r"3 is no problem\. Make one with kernelcast\.problem"):
+            call(3)
     with pytest.raises(InvalidProblemError, match="family"):
         found.select(problem(lab.NAME, n=3, threads=1, dtype="float16"))
     with pytest.raises(InvalidProblemError, match="both were given"):

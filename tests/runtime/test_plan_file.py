@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from kernelcast.errors import ArtifactError, InvalidRecordError
+from kernelcast.errors import ArtifactError, InvalidRecordError, KernelcastError, SettingsError
 from kernelcast.kernels import Candidate
 from kernelcast.kernels.devices import device as known_device
 from kernelcast.runtime.plan import Plan, PlanWarning, plan
@@ -194,6 +194,29 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "plan.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidRecordError, match="no text"):
         Plan.load(tmp_path / "plan.json")
+
+
+def test_files_that_cannot_be_read_or_written_are_errors_of_the_project(tmp_path):
+    found = by_hand()
+    with pytest.raises(InvalidRecordError, match=r"none\.json cannot be read: No such file or directory"):
+        Plan.load(tmp_path / "none.json")
+    with pytest.raises(InvalidRecordError, match="cannot be read: Is a directory"):
+        Plan.load(tmp_path)
+    for call in (Plan.load, found.save):
+        with pytest.raises(SettingsError, match="path is 1; it must be a path"):
+            call(1)
+    with pytest.raises(InvalidRecordError, match="it is of type int"):
+        Plan.from_json(1)
+    for call in (found.for_device, lambda name: Plan.from_json(found.to_json(), name)):
+        with pytest.raises(SettingsError, match="device is 'cpu'; it must be a Device"):
+            call("cpu")
+    found.save(tmp_path / "new" / "folder" / "plan.json")
+    assert (tmp_path / "new" / "folder" / "plan.json").read_text() == found.to_json()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.json").mkdir()
+    for path in (tmp_path / "file" / "plan.json", tmp_path / "folder.json"):
+        with pytest.raises(KernelcastError, match=f"The plan {path} cannot be written: "):
+            found.save(path)
 
 
 # --- Python ---

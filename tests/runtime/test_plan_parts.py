@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cases import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,7 +84,7 @@ def test_the_first_of_equals_is_chosen_whatever_the_rounding():
 # --- sizes ---
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "sizes"),
     [
         ("1..4096", range(1, 4097)),
@@ -94,13 +95,51 @@ def test_the_first_of_equals_is_chosen_whatever_the_rounding():
         (64, None),
         ("nn", None),
         ("4096", None),
-        ((1, 2, 3), None),
-        ((1.5, 2), None),
         (True, None),
+        (3.5, None),
+        ("7..7", range(7, 8)),
+        (range(1, 4097, 1000), range(1, 4002, 1000)),
     ],
 )
 def test_what_names_sizes(value, sizes):
     assert sizes_of(value) == sizes
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (range(0), "it is empty, as it ends before 0 and begins at 0"),
+        (range(5, 1), "it is empty, as it ends before 1 and begins at 5"),
+        (range(5, 1, -1), "its sizes descend"),
+        (range(0, 5), "it begins at 0"),
+        (range(-3, 5), "it begins at -3"),
+        ("8..4", "its first size, 8, is above its last, 4"),
+        ("0..4", "it begins at 0"),
+        ("-2..4", "it begins at -2"),
+        ("1..8..0", "its step is 0"),
+        ("8..1..-1", "its step is -1"),
+        ("1..4.5", "must be FIRST..LAST or FIRST..LAST..STEP in whole numbers"),
+        ("a..b", "must be FIRST..LAST or FIRST..LAST..STEP in whole numbers"),
+        ("1..", "must be FIRST..LAST or FIRST..LAST..STEP in whole numbers"),
+        ("1:64", "must be FIRST..LAST or FIRST..LAST..STEP in whole numbers"),
+        ("1.." + "9" * 5000, "must be FIRST..LAST or FIRST..LAST..STEP in whole numbers"),
+        ((4, 1), "its first size, 4, is above its last, 1"),
+        ((1, 2, 3), "a pair of whole numbers"),
+        ((1.5, 2), "a pair of whole numbers"),
+        ((True, 2), "a pair of whole numbers"),
+        (["1", "4"], "a pair of whole numbers"),
+        (slice(1, 4), "it is no range, text or pair"),
+        ({1, 2}, "it is no range, text or pair"),
+    ],
+)
+def test_what_is_meant_as_sizes_and_cannot_be_says_why(value, why):
+    with pytest.raises(InvalidProblemError) as seen:
+        sizes_of(value, "m")
+    text = str(seen.value)
+    assert text.startswith(f"The sizes of m are {repr(value)[:40]}")
+    assert why in text
+    assert text.endswith("such as '1..4096' (both ends included) or range(1, 4097).")
+    assert len(text) < 400
 
 
 @pytest.mark.parametrize("sizes", [range(0, 5), range(5, 1), range(5, 1, -1), range(-3, 5)])
@@ -114,8 +153,8 @@ def test_values_are_split_into_dynamic_tied_and_fixed():
     assert split_values(values) == (
         {"q_len": range(1, 9)}, {"kv_len": "q_len"}, {"layout": "nn", "heads": 4},
     )  # fmt: skip
-    with pytest.raises(InvalidProblemError, match="0 dimensions are dynamic"):
-        split_values({"m": 4})
+    with pytest.raises(InvalidProblemError, match=r"0 dimensions are dynamic \(m=4, n=3\.5\)"):
+        split_values({"m": 4, "n": 3.5})
     with pytest.raises(InvalidProblemError, match="5 dimensions are dynamic"):
         split_values(dict.fromkeys("abcde", "1..2"))
 

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,7 +62,7 @@ def test_latency_is_measured_before_predicted_and_speedup_is_over_the_default():
     assert math.isnan(PLAIN.speedup)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("field", "value"),
     [
         ("problem", None),
@@ -84,7 +85,7 @@ def test_what_is_no_selection_is_refused(field, value):
         Selection.from_dict({**PLAIN.to_dict(), field: value})
 
 
-@pytest.mark.parametrize("field", PLAIN.to_dict())
+@for_each("field", PLAIN.to_dict())
 def test_a_missing_field_is_refused(field):
     data = PLAIN.to_dict()
     del data[field]

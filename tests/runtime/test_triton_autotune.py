@@ -12,6 +12,7 @@ import warnings
 
 import hypothesis
 import pytest
+from examples import examples
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -489,7 +490,7 @@ def test_alignment_dtype_and_constants_are_part_of_the_key_and_values_are_not():
     assert len(tuned.timed) == timed
 
 
-@hypothesis.settings(max_examples=20)
+@hypothesis.settings(max_examples=examples(20))
 @hypothesis.given(
     st.lists(
         st.tuples(

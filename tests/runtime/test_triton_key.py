@@ -7,6 +7,7 @@ import sys
 from dataclasses import fields, replace
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,7 +105,7 @@ def facts(values):
     )  # fmt: skip
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(ARGUMENTS, ARGUMENTS)
 def test_keys_are_equal_exactly_if_all_that_counts_is(one, other):
     made = signature()
@@ -265,7 +266,7 @@ CONFIGS = st.lists(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(CONFIGS)
 def test_a_spread_has_every_config_once_the_first_declared_first(configs):
     order = spread(configs)
@@ -321,7 +322,7 @@ def test_what_is_not_known_is_tried_before_what_is_known_to_be_slow():
     assert order[3] == 1
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(CONFIGS, st.lists(st.tuples(st.integers(0, 11), st.integers(1, 9), st.integers(0, 2000)), max_size=8))
 def test_the_nearest_keys_rank_every_config_once(configs, timings):
     keys = [config_key(config) for config in configs]

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,7 +68,7 @@ def test_a_verification_is_shorter_than_a_collection():
     assert VERIFY_PLAN.candidate_seconds < TimingPlan().candidate_seconds
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("gaps", "errors", "winner"),
     [
         ([0.01, 0.0], [0.01, 0.0], 0),

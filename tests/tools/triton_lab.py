@@ -56,8 +56,11 @@ from kernelcast.kernels import Candidate
 from triton_lab import fault
 
 for line in sys.stdin:
-    failures = []
-    for operation, candidate, values in json.loads(line):
+    failures, request = [], json.loads(line)
+    if isinstance(request, dict):
+        exec(request["script"], {"__name__": "script", "cases": request["cases"], "failures": failures})
+        request = []
+    for operation, candidate, values in request:
         wrong = fault(operation, Candidate.from_key(candidate), values, "cpu")
         if wrong:
             failures.append([operation, candidate, values, wrong])
@@ -162,6 +165,21 @@ def interpret(operation_name: str, cases: Iterable[Case]) -> None:
     pytest.importorskip("torch")
     request = [[operation_name, candidate.key, dict(values)] for candidate, values in cases]
     assert _interpreter.ask(request, timeout_s=280) == []
+
+
+def interpret_script(script: str, cases: Iterable[Any], *, alone: bool = False) -> None:
+    """Assert that a script finds nothing wrong under the interpreter: it reads ``cases`` and adds to ``failures``, both lists.
+
+    ``alone``: in a process of its own, for a script that changes what other tests would see.
+    """
+    pytest.importorskip("triton")
+    pytest.importorskip("torch")
+    interpreter = _Interpreter() if alone else _interpreter
+    try:
+        assert interpreter.ask({"script": script, "cases": list(cases)}, timeout_s=280) == []
+    finally:
+        if alone:
+            interpreter.close()
 
 
 def on_gpu(operation_name: str, cases: Iterable[Case]) -> None:

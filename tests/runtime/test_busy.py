@@ -1,0 +1,141 @@
+"""Verifications on a machine that other programs use too: what is chosen, what is said of it, and what it costs."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import numpy as np
+import pytest
+
+from kernelcast.kernels.detect import detect
+from kernelcast.runtime import Selector
+from kernelcast.runtime.verify import VERIFY_PLAN, BusyWarning, cautious_gain, decide, verify
+
+HERE = detect("cpu")
+
+
+class Busy(dict):
+    """Latencies, of which every call may be interrupted: with a probability, for so many times its own time."""
+
+    def __init__(self, latency_us, *, probability, times, only=(), seed=0):
+        super().__init__(latency_us)
+        self.random = random.Random(seed)
+        self.probability, self.times, self.only = probability, times, only
+
+    def __getitem__(self, name):
+        hit = (not self.only or name in self.only) and self.random.random() < self.probability
+        return super().__getitem__(name) * (self.random.uniform(2.0, self.times) if hit else 1.0)
+
+
+@pytest.fixture(autouse=True)
+def _not_yet_warned(monkeypatch):
+    monkeypatch.setattr("kernelcast.runtime.verify._warned", set())
+
+
+@pytest.fixture
+def select(lab, tmp_path):
+    def run(n=16):
+        selector = Selector(HERE, models=tmp_path, cache=False, store=False, mode="verify")
+        return selector.select(lab.a_problem(n))
+
+    return run
+
+
+def race_of(lab, seed, *names, **busy):
+    lab.STATE.reset()
+    lab.STATE.latency_us = Busy(lab.STATE.latency_us, seed=seed, **busy)
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        found = verify(lab.a_problem(), [lab.candidate(name) for name in names], HERE)
+    return found, [each for each in given if each.category is BusyWarning]
+
+
+def test_a_quiet_machine_is_not_called_busy(lab, select):
+    lab.STATE.latency_us = Busy(lab.STATE.latency_us, probability=0.02, times=8.0, seed=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BusyWarning)
+        selection = select()
+    assert selection.candidate.variant == "quick"
+    assert "busy" not in selection.reason
+
+
+def test_a_busy_machine_is_said_in_the_reason_and_warned_of_once(lab, select):
+    # Longer than a sample aims at: one call each, so that an interruption is seen whole.
+    lab.STATE.latency_us = Busy(
+        {name: 10 * us for name, us in lab.STATE.latency_us.items()}, probability=0.45, times=40.0, seed=1
+    )
+    with pytest.warns(
+        BusyWarning, match=r"middle half of the samples of vendor spreads over \d+%.*quiet machine"
+    ):
+        selection = select(16)
+    assert "the machine was busy" in selection.reason
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BusyWarning)
+        assert "the machine was busy" in select(32).reason
+
+
+def test_a_busy_machine_gets_more_rounds_but_no_more_than_the_plan_has(lab):
+    rounds = []
+    for probability in (0.0, 0.45):
+        found, _ = race_of(lab, 5, "vendor", "twin", probability=probability, times=30.0)
+        rounds.append(max(len(m.samples_us) for m in found.trial.measurements))
+    assert rounds[0] == VERIFY_PLAN.least_rounds
+    assert rounds[0] < rounds[1] <= VERIFY_PLAN.rounds
+
+
+@pytest.mark.parametrize("only", [(), ("vendor",)])
+def test_an_equal_of_the_default_hardly_ever_wins_by_interruptions(lab, only):
+    lost = 0
+    for seed in range(40):
+        found, _ = race_of(lab, seed, "vendor", "twin", probability=0.3, times=100.0, only=only)
+        lost += found.winner != 0
+    assert lost <= 2
+
+
+def test_what_is_truly_faster_still_wins(lab):
+    won = [race_of(lab, s, "vendor", "quick", probability=0.2, times=20.0)[0].winner for s in range(20)]
+    assert won.count(1) >= 18
+
+
+def test_a_false_margin_of_the_default_is_none(lab):
+    found, given = race_of(lab, 0, "vendor", "twin", probability=0.5, times=100.0, only=("vendor",))
+    # By the medians alone the other one would be selected, as several times faster, and surely.
+    assert np.exp(found.trial.paired_log[0]) > 3
+    assert decide(found.trial.paired_log, found.trial.error_log)[0] == 1
+    assert (found.busy, found.winner, len(given)) == (True, 0, 1)
+    assert found.confidence < 0.9
+
+
+def test_a_default_that_is_hopeless_leaves_after_three_quiet_samples(lab):
+    found, _ = race_of(lab, 0, "slow", "quick", probability=0.0, times=3.0)
+    assert [len(m.samples_us) for m in found.trial.measurements] == [3, 3]
+    assert found.winner == 1
+
+
+def test_the_speedup_of_a_selection_is_not_that_of_interruptions(lab, select):
+    # A machine on which the default's calls take tens of times as long as they should, more often than not.
+    latency_us = {"vendor": 200.0, "quick": 160.0, "slow": 800.0, "twin": 400.0, "last": 400.0}
+    lab.STATE.latency_us = Busy(latency_us, probability=0.6, times=50.0, only=("vendor",), seed=1)
+    with pytest.warns(BusyWarning):
+        selection = select()
+    assert selection.candidate.variant == "quick"
+    assert selection.speedup == pytest.approx(1.25, rel=0.01)
+    assert "busy" in selection.reason
+
+
+@pytest.mark.parametrize(
+    ("gain", "samples", "default", "left"),
+    [
+        # The quickest tenths say the same, or more: the gain stays.
+        (-0.2, [80.0] * 5, [100.0] * 5, -0.2),
+        # The default's median was interrupted, its quickest samples were not: 5% is left of a gain of 90%.
+        (-2.3, [95.0] * 5, [100.0, 100.0, 1000.0, 1000.0, 1000.0], -0.0513),
+        # They say the opposite: nothing is left.
+        (-2.3, [105.0] * 5, [100.0, 100.0, 1000.0, 1000.0, 1000.0], 0.0),
+        (0.7, [200.0] * 5, [100.0] * 5, 0.693),
+        (0.7, [90.0, 90.0, 200.0, 200.0, 200.0], [100.0] * 5, 0.0),
+    ],
+)
+def test_a_gain_is_what_the_quickest_samples_show_too(gain, samples, default, left):
+    assert cautious_gain(gain, samples, default) == pytest.approx(left, abs=1e-3)
