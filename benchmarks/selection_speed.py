@@ -247,7 +247,7 @@ def _calls_of_rows(
     if chosen.source != "predicted" or chosen.candidates != len(table):
         raise ValueError(f"The selection is not of {len(table)} candidates by the model: {chosen}.")
     calls: dict[str, Callable[[], Any]] = {
-        "features": lambda: model.features(next(unseen), table, where),
+        "features": lambda: model._featurizer.borrowed(next(unseen), table, where),
         "trees of the order": lambda: order.predict(features),
         "trees of all heads": lambda: heads.predict(features),
         "features + prediction + ranking": lambda: model.predict(

@@ -90,9 +90,9 @@ class CostModel(RegressorMixin, BaseEstimator):
 
     def __init__(
         self,
-        n_estimators: int = 150,
+        n_estimators: int = 120,
         max_depth: int = 7,
-        learning_rate: float = 0.2,
+        learning_rate: float = 0.3,
         min_child_weight: float = 2.0,
         subsample: float = 0.8,
         colsample_bytree: float = 0.4,

@@ -53,8 +53,6 @@ _TURNS = ("bound", "anywhere", "near", "beside")
 _WITHIN = {"near": 2, "beside": 1}
 #: Standard errors below the mean of the lower confidence bound.
 _BOUND = 2.0
-#: Log slowdowns are compressed to ``log(1 + scale * slowdown)``: what is far from the fastest need not be told apart well.
-_COMPRESSION = 3.0
 #: No candidate is given up altogether.
 _MOST_FAILURE = 1.0 - 1e-6
 #: Standard deviation, about 1, of the slope on what is known before.
@@ -231,7 +229,7 @@ class Search:
         return found
 
     def _fit(self, worked: np.ndarray) -> tuple[GaussianProcess, float, float]:
-        """(the process, the fastest on its scale, log latency of a unit of that scale near the fastest)."""
+        """(the process, the fastest on its scale, log latency of a unit of that scale)."""
         if len(worked) > _MOST_FIT:
             order = worked[np.argsort(self._log_latency[worked], kind="stable")]
             head = order[: _MOST_FIT // 3]
@@ -241,10 +239,10 @@ class Search:
             worked = np.concatenate([head, np.sort(rest)])
         found = self._log_latency[worked]
         if self._known is None:
-            values = np.log1p(_COMPRESSION * (found - found.min()))
-            spread = max(float(values.std()), LEAST_SPREAD)
-            values = (values - values.mean()) / spread
-            target, scale, doubt = float(values.min()), spread / _COMPRESSION, Doubt()
+            # Plain log latencies: what parameters do multiplies, and a warp that spares the slow would hide it.
+            scale, doubt = max(float(found.std()), LEAST_SPREAD), Doubt()
+            values = (found - found.mean()) / scale
+            target = float(values.min())
         else:
             scale, doubt = self._known.scale, Doubt(weights=0.5, amplitude=0.7)
             target = float(found.min()) / scale

@@ -67,7 +67,8 @@ def test_failures_are_avoided():
 
     def failures(kind):
         runs = [searched(kind(TABLE, batch=4, seed=seed), values, 40) for seed in range(3)]
-        assert all(run.best == int(np.nanargmin(values)) for run in runs)
+        # Careless is what failures are counted against; it need not find the best.
+        assert kind is Careless or all(run.best == int(np.nanargmin(values)) for run in runs)
         return sum(np.isnan(values[run.rows[16:]]).sum() for run in runs)
 
     assert failures(Search) < 0.7 * failures(Careless)
@@ -116,6 +117,13 @@ def test_every_row_is_proposed_once(seed, batch, count, failing):
 def test_asking_twice_is_answered_alike():
     search = searched(Search(TABLE, seed=3), latency(), 25)
     assert search.propose(1) == search.propose(1)
+
+
+def test_the_spread_of_latencies_does_not_change_what_is_proposed():
+    values = latency()
+    once, twice = (searched(Search(TABLE, seed=5, batch=4), factor * values, 36) for factor in (1.0, 2.0))
+    assert once.rows == twice.rows
+    assert twice.expected_gain == pytest.approx(2.0 * once.expected_gain)
 
 
 def test_features_tell_what_the_parameters_do_not():
