@@ -1,4 +1,4 @@
-"""How good the ranking is on PyTorch's other A100 records: mixed products, padding, flex attention."""
+"""How good the ranking is by folds over shapes: mixed products, padding, flex attention, and the A100's matrix products."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench_data import A100_FILE, DEVICE
+from bench_data import A100_FILE, DEVICE, recorded_store
 
 if TYPE_CHECKING:
     from kernelcast.costmodel import ProblemData
+    from kernelcast.training.data import MeasuredProblem
 
 #: Operation -> (file, its member).
 FILES = {
@@ -18,6 +19,8 @@ FILES = {
     "flex_attention": "flexattention_a100_data.zip",
     "pad_mm": "pad_mm_a100_data.zip",
 }
+#: The matrix products of all three workloads, tiles alone.
+PRODUCTS = "gemm, Triton only"
 FOLDS, SEEDS = 5, 5
 #: A choice this much slower than the best is right.
 TOLERANCE = 0.02
@@ -35,7 +38,10 @@ def main(quick: bool) -> dict[str, Any]:
             "title": title,
             "skipped": f"the recorded measurements are absent: {names} in {A100_FILE.parent}",
         }
-    figures = {name: judge(name, path, 1 if quick else SEEDS) for name, path in present.items()}
+    seeds = 1 if quick else SEEDS
+    figures = {name: judge(recorded(name, path), seeds) for name, path in present.items()}
+    if A100_FILE.is_file() and not quick:
+        figures[PRODUCTS] = judge(recorded_products(), seeds)
     return {
         "title": title,
         "figures": figures,
@@ -64,27 +70,41 @@ def main(quick: bool) -> dict[str, Any]:
             }
         ],
         "notes": [
-            f"efficiency@k as geometric mean over problems, {FOLDS} folds by shape, mean of {1 if quick else SEEDS} seeds. "
+            f"efficiency@k as geometric mean over problems, {FOLDS} folds by shape, mean of {seeds} seed{'s' if seeds > 1 else ''}. "
             f"Right: within {TOLERANCE:.0%} of the best. A first choice that fails is charged with the default's time, or "
             "where there is none with the slowest that worked.",
         ],
     }
 
 
-def judge(operation: str, path: Path, seeds: int) -> dict[str, Any]:
-    """The figures of one kind of records."""
-    import numpy as np
-
+def recorded(operation: str, path: Path) -> list[MeasuredProblem]:
+    """The problems of one file."""
     from kernelcast.datasets import Store, import_files
     from kernelcast.kernels.devices import device
-    from kernelcast.training.data import load_problems
-    from kernelcast.training.evaluate import noise_floor
+    from kernelcast.training.data import read_problems
 
     with tempfile.TemporaryDirectory() as folder:
         import_files(
             "autoheuristic", [str(path)], device=device(DEVICE), workload="recorded", store=Path(folder)
         )
-        problems = load_problems(Store(Path(folder)), operation, device=DEVICE)
+        return read_problems(Store(Path(folder)), operation, device=DEVICE).problems
+
+
+def recorded_products() -> list[MeasuredProblem]:
+    """The matrix products of all workloads, candidates of Triton alone."""
+    from kernelcast.training.data import read_problems
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = recorded_store(Path(folder))
+        return read_problems(store, "gemm", device=DEVICE, backends=("triton",)).problems
+
+
+def judge(problems: Sequence[ProblemData], seeds: int) -> dict[str, Any]:
+    """The figures of one kind of records."""
+    import numpy as np
+
+    from kernelcast.training.evaluate import noise_floor
+
     curves, failing = [], []
     for seed in range(seeds):
         found, failed = fold_curves(problems, seed)
@@ -109,6 +129,7 @@ def fold_curves(problems: Sequence[ProblemData], seed: int) -> tuple[Any, float]
 
     from kernelcast.costmodel import CostModel, RankingModel
     from kernelcast.training.data import folds_by_shape, full_table
+    from kernelcast.training.evaluate import rankable
     from kernelcast.training.metrics import efficiency_curve
     from kernelcast.training.recipe import hyperparameters
 
@@ -117,7 +138,7 @@ def fold_curves(problems: Sequence[ProblemData], seed: int) -> tuple[Any, float]
         parameters = hyperparameters(len(train), {"error_folds": 0}, seed=seed)
         model = RankingModel.fit(train, CostModel(**parameters))
         for item in test:
-            case = full_table(item)
+            case = rankable(full_table(item))
             order = model.predict(case.problem, case.table, case.device, uncertainty=False).order()
             curves.append(efficiency_curve(case.latency_us, order, default=case.default, ks=_KS))
             failed += not np.isfinite(case.latency_us[order[0]])

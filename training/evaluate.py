@@ -339,7 +339,7 @@ def _loads(case: FullTable) -> np.ndarray:
     return np.concatenate(fits)
 
 
-def _rankable(case: FullTable) -> FullTable:
+def rankable(case: FullTable) -> FullTable:
     """A problem without the candidates that failed and that the rules refuse beforehand: no ranker here ever sees them."""
     kept = _loads(case) | np.isfinite(case.latency_us)
     if kept.all():
@@ -359,7 +359,7 @@ def _rankable(case: FullTable) -> FullTable:
 def _full_tables(test: Sequence[ProblemData]) -> list[FullTable]:
     if not test:
         raise ModelError("There is no test problem to judge a model by.")
-    return [_rankable(full_table(item)) for item in test]
+    return [rankable(full_table(item)) for item in test]
 
 
 def _refuse_leaks(train: Sequence[ProblemData], test: Sequence[ProblemData]) -> None:
