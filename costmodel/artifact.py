@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 
 from kernelcast.costmodel.forest import Forest
-from kernelcast.errors import ArtifactError
+from kernelcast.errors import ArtifactError, EarlierLayoutError
 
-#: Version of the folder's layout.
-ARTIFACT_VERSION = 1
+#: Version of the folder's layout. In 1 the order came from one head, which nothing here can rank by.
+ARTIFACT_VERSION = 2
 
 _MANIFEST = "manifest.json"
 #: Files of a head: nothing that could lead out of the folder.
@@ -92,6 +92,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest, its digest checked.
 
     Raises:
+        EarlierLayoutError: an earlier kernelcast wrote it.
         ArtifactError: there is none, it was changed, or it is of a newer layout.
     """
     path = folder / _MANIFEST
@@ -115,6 +116,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     if not intact:
         raise ArtifactError(f"{path} was changed after it was written: its digest does not match.")
+    if manifest_version < ARTIFACT_VERSION:
+        raise EarlierLayoutError(
+            f"{folder} was written by an earlier kernelcast (layout {manifest_version}) and cannot be used; train it again."
+        )
     return manifest
 
 

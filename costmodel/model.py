@@ -341,6 +341,11 @@ class RankingModel:
                 adaptive=Adaptive.from_dict(manifest["adaptive"]) if "adaptive" in manifest else None,
                 estimate=int(manifest["estimate"]) if "estimate" in manifest else None,
             )
+        except ArtifactError as error:
+            # What is built from the parts does not know where they came from.
+            if str(folder) in str(error):
+                raise
+            raise ArtifactError(f"{folder}: {error}") from error
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ArtifactError(
                 f"{folder}: the manifest is incomplete ({type(error).__name__}: {error})."

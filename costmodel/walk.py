@@ -12,6 +12,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,11 +24,18 @@ if TYPE_CHECKING:
 
 try:
     from kernelcast.costmodel import _walk
-except ImportError:  # no compiler was there when kernelcast was installed
+except Exception as error:  # noqa: BLE001 - whatever is wrong with it, numpy does the same
     _COMPILED = False
+    # Without a compiler kernelcast is installed without it; one that is there and cannot be loaded is a fault to mend.
+    _WHY_NUMPY = (
+        "not compiled"
+        if find_spec("kernelcast.costmodel._walk") is None
+        else f"import failed: {type(error).__name__}: {error}"
+    )
 else:
     # One that was built from older sources may take something else.
     _COMPILED = getattr(_walk, "VERSION", None) == 1
+    _WHY_NUMPY = "" if _COMPILED else "compiled from other sources; install kernelcast again"
 
 #: Trees times rows that numpy walks at a time: what is read and written of them stays in a core's cache.
 _CHUNK = 16384
@@ -40,6 +48,11 @@ _local = threading.local()
 def engine() -> str:
     """What walks forests here: ``compiled``, or ``numpy`` where kernelcast was installed without a C compiler."""
     return "compiled" if _COMPILED else "numpy"
+
+
+def described_engine() -> str:
+    """:func:`engine`, and where it is numpy why, such as ``numpy (not compiled)``."""
+    return "compiled" if _COMPILED else f"numpy ({_WHY_NUMPY})"
 
 
 class Walk:

@@ -194,7 +194,7 @@ def _read_rows(source: _Source) -> pa.Table:
         raise source.refusal(
             row,
             f"the feedback is {float(feedback_ms[row])!r}; it must be a positive number of milliseconds, "
-            "or inf for a failure.",
+            f"at most {_MAX_MS:.3g}, or inf for a failure.",
         )
     return rows
 

@@ -315,7 +315,8 @@ def samples_us_of(file: str, where: str, values: Any, scale: float) -> tuple[flo
     for number, value in enumerate(values):
         if type(value) not in (int, float) or not 0 < value * scale <= MAX_US:
             raise ImportFileError(
-                file, f"{where}[{number}] is {shortened(value)}; a latency is a positive number."
+                file,
+                f"{where}[{number}] is {shortened(value)}; a latency is a positive number of at most {MAX_US / scale:.3g}.",
             )
     return tuple(value * scale for value in values)
 

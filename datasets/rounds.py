@@ -15,6 +15,20 @@ import numpy as np
 #: Log samples of each candidate, [candidates][rounds]; NaN where it was not visited.
 Columns = Sequence[Sequence[float]]
 
+#: Samples of one candidate whose quartiles are further apart than this share of their median are those of a busy machine.
+BUSY_SCATTER = 0.25
+
+#: So are those of which more than this share, and two at least, took so many times their median: where few samples are
+#: interrupted, but for long, the quartiles are close.
+_BUSY_SHARE = 0.1
+_BUSY_TIMES = 3.0
+
+#: What a sign test calls chance.
+_SIGN_CHANCE = 0.04
+
+#: Standard errors that are beyond doubt.
+DOUBT_ERRORS = 3.0
+
 
 @dataclass(frozen=True)
 class RaceResult:
@@ -42,14 +56,19 @@ class RaceResult:
         return paired
 
     def paired_error(self) -> np.ndarray:
-        """Standard error of each :meth:`paired_log`, from its spread over rounds: [candidates].
+        """Standard error of each :meth:`paired_log`, from its spread over rounds or, where that is less, from the rounds that
+        say the opposite (:func:`lower_error`): [candidates].
 
-        0 for the leader; NaN for a candidate that ran in fewer than two rounds.
+        0 for the leader; NaN for a candidate that ran in fewer than two rounds. One that was raced out has no more than
+        leaves it slower beyond doubt: what raced it out was its fastest samples, not their spread.
         """
         if not self.samples_us.size:
             return np.zeros(0)
-        errors = np.array([error_of(ratios) for ratios in self._ratios()])
+        errors = np.array([np.fmin(error_of(ratios), lower_error(ratios)) for ratios in self._ratios()])
         errors[leader(self.samples_us)] = 0.0
+        paired = self.paired_log()
+        for index in self.beaten_log:
+            errors[index] = np.fmin(errors[index], paired[index] / DOUBT_ERRORS)
         return errors
 
     def error_log(self) -> np.ndarray:
@@ -77,6 +96,11 @@ def columns_of(samples_us: np.ndarray) -> list[list[float]]:
 def known(column: Sequence[float]) -> list[float]:
     """The numbers of a column that are no NaN."""
     return [value for value in column if math.isfinite(value)]
+
+
+def samples_of(column: Sequence[float]) -> list[float]:
+    """Samples of which a column holds the logarithms, in the same unit."""
+    return [math.exp(log) for log in known(column)]
 
 
 def paired_ratios(column: Sequence[float], best: Sequence[float]) -> list[float]:
@@ -136,6 +160,21 @@ def error_of(logs: Sequence[float]) -> float:
     return max(math.pi / 2 * deviation / math.sqrt(count) * (1 + 3.5 / (count - 1) ** 2), 1e-4)
 
 
+def lower_error(logs: Sequence[float]) -> float:
+    """Three quarters of the way from the median of logs down to the least one that a sign test leaves; NaN for less than five.
+
+    Interruptions of some rounds, however long, hardly move a median, and make its :func:`error_of` large. A median of more
+    than two of these errors is one of logs of which so many exceed a third of it as chance gives once in 25 times. (That they
+    are positive would do for the test; the third keeps this error above the other one where nothing interrupts.)
+    """
+    count = len(logs)
+    chance, opposed = 0.5**count, -1
+    while chance <= _SIGN_CHANCE:
+        opposed += 1
+        chance += math.comb(count, opposed + 1) * 0.5**count
+    return 0.75 * (median(logs) - sorted(logs)[opposed]) if opposed >= 0 else math.nan
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """The number below which a share of some numbers lies, between neighbours in proportion."""
     ordered = sorted(values)
@@ -153,3 +192,20 @@ def scatter_of(samples: Sequence[float]) -> float:
     if len(samples) < 3:
         return math.nan
     return (quantile(samples, 0.75) - quantile(samples, 0.25)) / median(samples)
+
+
+def interrupted(samples: Sequence[float]) -> int:
+    """How many of some samples took more than three times their median."""
+    most = _BUSY_TIMES * median(samples) if samples else math.inf
+    return sum(value > most for value in samples)
+
+
+def is_busy(samples: Sequence[float]) -> bool:
+    """Whether the samples of one candidate are those of a machine that other programs use too; False for less than three.
+
+    Their quartiles lie further apart than :data:`BUSY_SCATTER`, or more than a tenth of them, and two at least, took more
+    than three times their median. A single one is no habit of the machine.
+    """
+    return scatter_of(samples) > BUSY_SCATTER or interrupted(samples) >= max(
+        2.0, math.nextafter(_BUSY_SHARE * len(samples), math.inf)
+    )

@@ -112,6 +112,14 @@ class Table(Importer):
                 return ImportFileError(file, f"row {numbers[number]}: {bounded(problem)}")
             return ImportFileError(file, bounded(problem), line=numbers[number])
 
+        for number, row in enumerate(values):
+            for name, value in row.items():
+                if name.startswith("config.") and _is_no_value(value):
+                    parameter = name.removeprefix("config.")
+                    raise refusal(
+                        number,
+                        f"the parameter {parameter} is {shortened(value)}; it must be a number, a text or a flag.",
+                    )
         configs = plain_configs(
             file,
             [
@@ -161,6 +169,13 @@ class Table(Importer):
                 detail="" if outcome == "ok" else "as the table says",
             )
         return records.parsed()
+
+
+def _is_no_value(value: Any) -> bool:
+    """Whether a parameter's value is nothing, not a number, or infinite. (pandas writes NaN to Parquet as nothing.)"""
+    if isinstance(value, str):
+        return value.strip().lower().lstrip("+-") in ("nan", "inf", "infinity")
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
 def _read_map(text: str) -> _Map:
@@ -273,5 +288,7 @@ def _measured(row: Mapping[str, Any], latency: str) -> tuple[str, tuple[float, .
     except (TypeError, ValueError, OverflowError):
         latency_us = math.nan
     if not 0 < latency_us <= MAX_US:
-        raise RowFault(f"{latency} is {shortened(value)}; it must be a positive number.")
+        raise RowFault(
+            f"{latency} is {shortened(value)}; it must be a positive number of at most {MAX_US / _UNITS_US[latency]:.3g}."
+        )
     return outcome, (latency_us,)

@@ -40,15 +40,20 @@ from kernelcast.datasets.clocks import Clock, CpuClock, GpuClock, clock_for
 from kernelcast.datasets.observing import Facts, Observer
 from kernelcast.datasets.record import Measurement, Protocol
 from kernelcast.datasets.rounds import (
+    BUSY_SCATTER,
+    DOUBT_ERRORS,
     Columns,
     RaceResult,
     error_of,
+    interrupted,
+    is_busy,
     known,
     leader,
     leader_of,
     median,
     paired_ratios,
     quantile,
+    samples_of,
     scatter_of,
 )
 from kernelcast.datasets.surroundings import (
@@ -71,6 +76,8 @@ __all__ = [
     "TimingPlan",
     "Trial",
     "clock_for",
+    "interrupted",
+    "is_busy",
     "leader",
     "measure",
     "quantile",
@@ -91,8 +98,9 @@ _LEAST_SECONDS = 1e-3
 _WITNESSES = 3
 _INTERRUPTION_US = 20_000.0
 
-#: Samples of one candidate whose quartiles are further apart than this share of their median are those of a busy machine.
-BUSY_SCATTER = 0.25
+#: In a verification the first, which is what runs without us, gets as many samples as there must be witnesses, unless a call
+#: takes longer than this share of the time for the rounds: a sample is two calls, so three of them take three quarters of it.
+_FIRST_SHARE = 1 / 8
 
 _measuring = threading.Lock()
 
@@ -114,12 +122,14 @@ class TimingPlan:
         rounds: rounds at most.
         least_rounds: rounds before a candidate may be raced out, unless it is hopeless.
         seconds: time for one problem's rounds, at most; at least one round is always completed.
-        candidate_seconds: time given to one candidate, at most.
+        candidate_seconds: time given to one candidate, at most. Where ``settled_log`` is given the first gets three samples
+            all the same, as far as ``seconds`` go and unless its call takes longer than an eighth of them.
         sample_us: length that a sample aims at, by repeating short calls.
         repeats: calls in a sample, at most.
         race_margin: a candidate this much slower than the best (as a log ratio), beyond noise, is raced out.
         hopeless: a candidate this many times slower than the best is raced out before ``least_rounds``: when two samples
-            and the call timed before the race say so, or at once if it is so long that no interruption explains it.
+            and the call timed before the race say so, or at once if it is so long that no interruption explains it. Where
+            ``settled_log`` is given the first has three samples before, as above.
         settled_log: the race ends when each candidate that still runs is slower than the leader beyond two errors, or within
             this log ratio of it by two errors (:func:`_settled` has the details); 0 takes all rounds.
         seed: of the inputs and the order.
@@ -233,13 +243,18 @@ def race(
             running -= beaten_now.keys()
             # A candidate that has used its time up keeps its samples and leaves; the leader too, as its own samples
             # cost the same.
-            running = {i for i in running if spent_s[i] * (1 + 1 / number) <= plan.candidate_seconds}
+            due = _first_is_due(columns[0], plan, estimates_us[0])
+            running = {
+                i
+                for i in running
+                if spent_s[i] * (1 + 1 / number) <= plan.candidate_seconds or (due and not i)
+            }
             if not running:
                 break
             # The last one runs on until its own median is worth something.
             if len(running) < 2 <= count and number >= plan.least_rounds:
                 break
-            if number >= plan.least_rounds and _settled(columns, running, plan):
+            if number >= plan.least_rounds and _settled(columns, running, plan, estimates_us[0]):
                 break
             next_s = sum(spent_s[i] for i in running) / number
             if clock.now_s() - started + next_s > plan.seconds:
@@ -249,19 +264,19 @@ def race(
     return RaceResult(samples, beaten)
 
 
-def _settled(columns: Columns, running: Collection[int], plan: TimingPlan) -> bool:
+def _settled(columns: Columns, running: Collection[int], plan: TimingPlan, first_us: float) -> bool:
     """Whether no further round would change what is known of the candidates that run.
 
     Each must be slower than the leader, in its fastest sample too, or surely no further from it than counts. The first, which is
     what runs without us, must be so beyond three errors, each other beyond two, or so far that it may be the faster one by no
-    more than counts. Where the first does not lead and its samples scatter as on a busy machine, nothing is known: few samples
-    that were all interrupted agree.
+    more than counts. Where the first does not lead and its samples are those of a busy machine, or all ``hopeless`` times as
+    long as its call before the race, nothing is known: few samples that were all interrupted agree.
     """
     most = plan.settled_log
     if not most:
         return False
     best = leader_of(columns)
-    if best and _scatter(columns[0]) > BUSY_SCATTER:
+    if best and _interrupted(samples_of(columns[0]), plan, first_us):
         return False
     for index in running:
         if index == best:
@@ -275,8 +290,17 @@ def _settled(columns: Columns, running: Collection[int], plan: TimingPlan) -> bo
     return True
 
 
-def _scatter(column: Sequence[float]) -> float:
-    return scatter_of([math.exp(log) for log in known(column)])
+def _interrupted(samples: Sequence[float], plan: TimingPlan, first_us: float) -> bool:
+    """Whether the first's samples are a busy machine's, or all belied by its call before the race."""
+    return is_busy(samples) or min(samples, default=0.0) > plan.hopeless * first_us
+
+
+def _first_is_due(column: Sequence[float], plan: TimingPlan, estimate_us: float) -> bool:
+    """Whether the first must have more samples before it may leave a race that is to settle. Its fastest call so far says
+    how long one is: a busy machine makes two short ones in a row take a tenth of a second each."""
+    samples = samples_of(column)
+    short = min([*samples, estimate_us]) <= _FIRST_SHARE * plan.seconds * 1e6
+    return short and plan.settled_log > 0 and len(samples) < _WITNESSES
 
 
 def _beaten(
@@ -286,7 +310,8 @@ def _beaten(
 
     What interrupts a sample only ever makes it longer, on a busy machine that of every third. So no median of few may
     throw a candidate out: its fastest samples must agree. In a race that ends when it is settled, the first stays while
-    it has fewer than three samples, or they scatter as on a busy machine.
+    it has fewer than three samples, unless its calls are long, or while they are those of a busy machine; and the call
+    that was timed before the race must not belie them.
     """
     best = leader_of(columns)
     own = known(columns[best])
@@ -301,20 +326,23 @@ def _beaten(
             continue
         # The call that was timed before the race is a witness of the first rounds.
         estimate = math.log(estimates_us[index]) - level
-        least = min(ratios[0], estimate) if len(ratios) < _WITNESSES else ratios[0]
+        first = not index and plan.settled_log > 0
+        least = min(ratios[0], estimate) if first or len(ratios) < _WITNESSES else ratios[0]
+        if first and _first_is_due(columns[0], plan, estimates_us[0]):
+            continue
         # No interruption turns a short call into one that long: it leaves at once, as each of its rounds is dear.
         fastest_us = min(math.exp(min(known(columns[index]))), estimates_us[index])
         long = fastest_us - _INTERRUPTION_US > plan.hopeless * math.exp(level)
         if least > hopeless and long:
             beaten[index] = hopeless
             continue
-        if not index and plan.settled_log and not _scatter(columns[0]) <= BUSY_SCATTER:
+        if first and _interrupted(samples_of(columns[0]), plan, estimates_us[0]):
             continue
         if least > hopeless and len(ratios) + 1 >= _WITNESSES:
             beaten[index] = hopeless
             continue
         # Three errors, and more for few rounds: 1 in 740 equal candidates is lost so, whatever the rounds.
-        doubt = 3.0 * (1 + 8 / max(len(ratios) - 1, 1) ** 2) * error_of(ratios)
+        doubt = DOUBT_ERRORS * (1 + 8 / max(len(ratios) - 1, 1) ** 2) * error_of(ratios)
         slower = min(median(ratios) - doubt, ratios[(len(ratios) - 1) // 4])
         if len(columns[best]) >= plan.least_rounds and slower > plan.race_margin:
             beaten[index] = slower

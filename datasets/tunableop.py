@@ -119,7 +119,7 @@ def _add(file: str, line: int, fields: list[str], records: Records) -> None:
         raise ImportFileError(
             file,
             f"the solution is {shortened(solution)} and the time {shortened(fields[3])}; they must be a name and a "
-            "positive number of milliseconds.",
+            f"positive number of milliseconds, at most {MAX_US / _US_PER_MS:.3g}.",
             line=line,
         )
     # The default solution is torch's own call.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -22,11 +23,18 @@ from kernelcast.kernels.triton_rules import tile_facts
 
 try:
     from kernelcast.featurizer import _tiles
-except ImportError:  # no compiler was there when kernelcast was installed
+except Exception as error:  # noqa: BLE001 - whatever is wrong with it, numpy does the same
     _COMPILED = False
+    # Without a compiler kernelcast is installed without it; one that is there and cannot be loaded is a fault to mend.
+    _WHY_NUMPY = (
+        "not compiled"
+        if find_spec("kernelcast.featurizer._tiles") is None
+        else f"import failed: {type(error).__name__}: {error}"
+    )
 else:
     # One that was built from older sources may take something else.
     _COMPILED = getattr(_tiles, "VERSION", None) == 1
+    _WHY_NUMPY = "" if _COMPILED else "compiled from other sources; install kernelcast again"
 
 #: Columns of a config that the estimate needs.
 TILE_COLUMNS = ("block_m", "block_n", "block_k", "num_stages", "num_warps")
@@ -105,6 +113,11 @@ class _Sizes:
     simt: bool
     paged: bool
     balance: float  # log2 of the time of the arithmetic over that of the traffic
+
+
+def described_engine() -> str:
+    """What computes the columns here: ``compiled``, or numpy and why, such as ``numpy (not compiled)``."""
+    return "compiled" if _COMPILED else f"numpy ({_WHY_NUMPY})"
 
 
 def balance(problem: Problem, device: Device) -> float:

@@ -15,6 +15,7 @@ with status 2. A leaf module: it imports nothing of kernelcast, and every room m
     ├── ImportFileError        a file of measurements is broken or contradicts what was said of it
     ├── ModelError             a model cannot be fitted or is missing
     │   └── ArtifactError      a model's folder is broken, or was made for something else
+    │       └── EarlierLayoutError  it was written by an earlier kernelcast
     └── MissingExtraError      an optional library is needed and not installed
 """
 
@@ -87,6 +88,10 @@ class ModelError(KernelcastError):
 
 class ArtifactError(ModelError):
     """A model's folder is broken, was changed, or was made for something else."""
+
+
+class EarlierLayoutError(ArtifactError):
+    """A model's folder is of a layout that an earlier kernelcast wrote: the model must be trained again."""
 
 
 class MissingExtraError(KernelcastError):

@@ -6,6 +6,7 @@ variable                meaning                                                 
 ``KERNELCAST_HOME``     folder of the store, the models, the cache and the tracking database   ``~/.kernelcast``
 ``KERNELCAST_MODE``     ``off``, ``cached``, ``predict``, ``verify`` or ``tune``               ``verify``
 ``KERNELCAST_DISABLE``  ``1`` makes every drop-in operation torch's own (the kill switch)      ``0``
+                        and so does any other value but ``0``, with a warning
 ``KERNELCAST_IMPORT``   modules or files with kernels of the user's own, by commas             none
 ======================  =====================================================================  ================
 
@@ -16,6 +17,7 @@ a launcher may change it after the import.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +26,9 @@ from kernelcast.errors import SettingsError
 #: What :data:`os.environ` reads and writes, with encoded names and values: a lookup here takes 0.03 us, one there 0.8 us when
 #: the name is absent, as that raises and catches. Changes through ``os.environ`` show at once.
 raw_environment: Mapping[bytes, bytes] = getattr(os.environ, "_data", None) or getattr(os, "environb", {})
+
+#: Values of KERNELCAST_DISABLE that were warned of.
+_warned_of: set[str] = set()
 
 MODES = ("off", "cached", "predict", "verify", "tune")
 
@@ -78,13 +83,20 @@ def mode() -> str:
 
 
 def disabled() -> bool:
-    """Whether the kill switch is on."""
+    """Whether the kill switch is on. A value that is neither 0 nor 1 counts as on, and is warned of once."""
     raw = raw_environment.get(b"KERNELCAST_DISABLE")
     if raw is None or raw == b"0":
         return False
     value = os.fsdecode(raw) or "0"
     if value not in ("0", "1"):
-        raise SettingsError(f"KERNELCAST_DISABLE is {value!r}; it must be 0 or 1.")
+        # Who reaches for the switch wants torch, not an error in the middle of a program.
+        if value not in _warned_of:
+            _warned_of.add(value)
+            warnings.warn(
+                f"KERNELCAST_DISABLE is {value!r}; it must be 0 or 1. It counts as 1: torch's own operators run.",
+                stacklevel=2,
+            )
+        return True
     return value == "1"
 
 

@@ -5,6 +5,7 @@ The choice depends on shapes, dtypes, strides, the device and torch's switches, 
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import threading
@@ -54,6 +55,8 @@ selectors: dict[torch.device, Selector] = {}
 _watching: dict[Problem, set[tuple[Any, ...]]] = {}
 _guard = threading.RLock()
 _configured: dict[str, Any] = {}
+#: Settings that cannot be used and were warned of.
+_warned_of: set[str] = set()
 
 
 def _after_fork() -> None:
@@ -86,12 +89,16 @@ def configure(**options: Any) -> None:
     only.
 
     Raises:
-        SettingsError: an option has a value that cannot be used.
+        SettingsError: there is no such option, or it has a value that cannot be used.
     """
     if "device" in options:
         raise SettingsError(
             "configure takes no device: each tensor's own is used. Build a Selector for another one."
         )
+    known = [name for name in inspect.signature(Selector).parameters if name != "device"]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise SettingsError(f"configure has no option {unknown[0]!r}; it has {', '.join(known)}.")
     with _guard:
         Selector(**options)  # refuses bad values now, not at the first call
         _configured.clear()
@@ -240,11 +247,15 @@ def resolve(
         described = None
     if described is None:
         return _remember(key, own)
-    selector = selector_for(sample.device)
     try:
+        selector = selector_for(sample.device)
         selection = selector.select(described)
-    except SettingsError:
-        raise
+    except SettingsError as error:
+        # A mistyped variable of the environment concerns every call: said once, not for each problem.
+        if str(error) not in _warned_of:
+            _warned_of.add(str(error))
+            warnings.warn(f"{error} Until then torch's own runs.", LaunchWarning, stacklevel=3)
+        return _remember(key, own)
     except Exception as error:  # noqa: BLE001 - a drop-in must not end what torch's own would not
         _warn(f"No candidate of {described} could be selected", error)
         return _remember(key, own)

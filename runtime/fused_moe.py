@@ -237,7 +237,7 @@ def plan(
         intermediate: the size of an expert's hidden layer on one GPU (N).
         hidden: the size of a token.
         dtype: of tokens and weights: ``"bfloat16"``, ``"float16"`` or ``"float32"``. grouped_gemm has no 8-bit weights.
-        experts_per_token: experts that each token is sent to.
+        experts_per_token: experts that each token is sent to; at most ``experts``.
         device: the GPU; this machine's where None.
         ms: numbers of tokens.
         distribution: of rows over experts, as in grouped_gemm.
@@ -260,6 +260,10 @@ def plan(
         raise InvalidProblemError(
             f"The numbers of tokens are {tokens}; there must be some, each an integer above 0."
         )
+    if type(experts_per_token) is int and type(experts) is int and experts_per_token > experts:
+        raise InvalidProblemError(
+            f"experts_per_token is {experts_per_token} of {experts} experts; a token is sent to each at most once."
+        )
     if selector is None:
         selector = Selector(device, mode=mode, top_k=top_k)
     elif device is not None and device.fingerprint != selector.device.fingerprint:
@@ -270,9 +274,7 @@ def plan(
         )
     measures = (mode or selector.mode) in ("verify", "tune")
     layer = Layer(experts, intermediate, hidden, dtype, experts_per_token, distribution)
-    label = device_label(device_name or torch_name(selector.device))
-    # What dtype a name mentions: vLLM's files for 16 bits mention none.
-    name = FileName(experts, intermediate, label, "float32" if dtype == "float32" else "")
+    name = file_name(experts, intermediate, dtype, selector.device, device_name)
     here = is_here(selector.device)
     planner = Planner(selector, layer, top_k if measures and here else 0)
     choices = tuple(planner.choose(each) for each in sorted(set(tokens)))
@@ -284,6 +286,19 @@ def plan(
         )
     version = _triton_version() if triton_version is None else triton_version
     return Plan(layer, name, choices, version, hindrance)
+
+
+def file_name(
+    experts: int, intermediate: int, dtype: str, device: Device, device_name: str | None = None
+) -> FileName:
+    """The name of the file that :func:`plan` with these arguments is saved under.
+
+    Raises:
+        SettingsError: the name of the device is not known.
+    """
+    label = device_label(device_name or torch_name(device))
+    # What dtype a name mentions: vLLM's files for 16 bits mention none.
+    return FileName(experts, intermediate, label, "float32" if dtype == "float32" else "")
 
 
 class Planner:

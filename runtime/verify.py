@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from kernelcast.datasets.timing import BUSY_SCATTER, TimingPlan, Trial, measure, quantile, scatter_of
+from kernelcast.datasets.timing import (
+    BUSY_SCATTER,
+    TimingPlan,
+    Trial,
+    interrupted,
+    is_busy,
+    measure,
+    quantile,
+    scatter_of,
+)
 from kernelcast.kernels import Candidate, Device, Problem
 
-#: But noise never makes a tie of candidates further apart than this, in log latency.
+#: But noise never makes a tie of candidates further apart than this, in log latency; of one and the default it does.
 _TIE_LIMIT = 0.03
 
 #: A verification takes less than a collection: few candidates race, and the race ends when nothing that runs may be faster
@@ -26,6 +36,10 @@ _TIE_ERRORS = 2.0
 
 #: Share of the samples that interruptions leave alone, as good as always.
 _QUICK = 0.1
+_QUICK_QUARTER = 0.25
+
+#: Packages whose frames are not the caller's: ours, and torch's, through which a drop-in may have been called.
+_NOT_THE_CALLER = frozenset({__name__.partition(".")[0], "torch"})
 
 
 class BusyWarning(UserWarning):
@@ -54,8 +68,9 @@ class Verdict:
 
     @property
     def busy(self) -> bool:
-        """Whether these samples scatter as on a machine that other programs use too."""
-        return self.scatter > BUSY_SCATTER
+        """Whether the first candidate's samples are those of a machine that other programs use too
+        (:func:`kernelcast.datasets.rounds.is_busy`)."""
+        return bool(self.trial.measurements) and is_busy(self.trial.measurements[0].samples_us)
 
     @property
     def paired_log(self) -> np.ndarray:
@@ -64,12 +79,23 @@ class Verdict:
         return _cautious_log(self.trial) if self.busy else self.trial.paired_log
 
     @property
+    def error_log(self) -> np.ndarray:
+        """[candidates] standard errors of ``paired_log``; on a busy machine with the first's and that of what beats all its
+        samples as small as :func:`clearly_faster` makes them. NaN for a failure or a single round."""
+        return _cautious_error(self.trial, self.paired_log) if self.busy else self.trial.error_log
+
+    @property
     def note(self) -> str:
         """What to say of a busy machine; empty for a quiet one."""
         if not self.busy:
             return ""
-        first = self.trial.measurements[0].candidate
-        return f"the machine was busy: the middle half of the samples of {first} spreads over {self.scatter:.0%} of their median"
+        first = self.trial.measurements[0]
+        if self.scatter > BUSY_SCATTER:
+            found = f"the middle half of the samples of {first.candidate} spreads over {self.scatter:.0%} of their median"
+        else:
+            long, count = interrupted(first.samples_us), len(first.samples_us)
+            found = f"{long} of {count} samples of {first.candidate} took more than three times their median"
+        return f"the machine was busy: {found}"
 
 
 def verify(
@@ -82,7 +108,7 @@ def verify(
 ) -> Verdict:
     """Measure candidates against one another and pick the fastest that is right.
 
-    Where the first one's samples scatter as on a busy machine, what is faster must be so in its quickest samples too, and
+    Where the first one's samples are those of a busy machine, what is faster must be so in its quickest samples too, and
     once in a process a :class:`BusyWarning` says so.
 
     Args:
@@ -97,7 +123,7 @@ def verify(
     if not verdict.busy:
         return verdict
     _warn_busy(problem, verdict)
-    return Verdict(*decide(verdict.paired_log, trial.error_log), trial)
+    return Verdict(*decide(verdict.paired_log, verdict.error_log), trial)
 
 
 def cautious_gain(gain_log: float, samples_us: Sequence[float], default_us: Sequence[float]) -> float:
@@ -120,6 +146,29 @@ def _cautious_log(trial: Trial) -> np.ndarray:
     return paired
 
 
+def clearly_faster(samples_us: Sequence[float], default_us: Sequence[float]) -> bool:
+    """Whether a quarter of some samples, and three at least, are each faster than every one of the default's by more than a tie.
+
+    Of equals that are interrupted alike that is chance once in twenty times at most, and on a busy machine it is seen where the
+    paired ratios scatter too far to tell.
+    """
+    if not samples_us or not default_us:
+        return False
+    enough = max(3, math.ceil(_QUICK_QUARTER * len(samples_us)))
+    return sum(each < min(default_us) * math.exp(-_TIE_LIMIT) for each in samples_us) >= enough
+
+
+def _cautious_error(trial: Trial, paired_log: np.ndarray) -> np.ndarray:
+    """Errors that leave what is :func:`clearly_faster` just beyond those of the default."""
+    error = trial.error_log.copy()
+    default_us = trial.measurements[0].samples_us
+    for place in np.flatnonzero(paired_log < paired_log[0]):
+        if clearly_faster(trial.measurements[place].samples_us, default_us):
+            most = 0.99 * float(paired_log[0] - paired_log[place]) / (_TIE_ERRORS * math.sqrt(2.0))
+            error[0], error[place] = np.fmin(error[0], most), np.fmin(error[place], most)
+    return error
+
+
 #: Holds something once a :class:`BusyWarning` was given in this process.
 _warned: set[bool] = set()
 
@@ -132,24 +181,43 @@ def _warn_busy(problem: Problem, verdict: Verdict) -> None:
         f"While {problem} was verified {verdict.note}. What other programs run meanwhile may decide between candidates: "
         f"verify on a quiet machine (`kernelcast doctor` checks it), or again with `kernelcast cache verify`. This is said once.",
         BusyWarning,
-        stacklevel=2,
+        stacklevel=_caller_level(),
     )
+
+
+def _caller_level() -> int:
+    """The ``stacklevel`` at which :func:`_warn_busy` warns of the nearest line that is neither ours nor torch's."""
+    level, frame = 1, sys._getframe(1)
+    while (
+        frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_CALLER
+    ):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def decide(paired_log: np.ndarray, error_log: np.ndarray) -> tuple[int | None, float]:
     """The winner's place and the confidence in it, from log latencies and their errors; NaN is a failure.
 
-    Candidates that noise cannot tell from the fastest are a tie, and the first of them wins: a fixed order, so that
-    all processes of a job that see the same tie choose alike. Noise that is not known (a single round) counts as large.
+    The first is what runs without us: it wins unless the fastest is faster by more than two standard errors of their
+    difference, however large these are. Else those that are, and that noise cannot tell from the fastest, are a tie, never
+    further than 3% from it, and the first of them wins: a fixed order, so that all processes of a job that see the same tie
+    choose alike. Noise that is not known (a single round) counts as large, 3%. A first one that failed has no say.
+
+    Args:
+        paired_log: float64 [candidates], log latencies less the leader's.
+        error_log: float64 [candidates], their standard errors; 0 for the leader.
     """
     if not np.isfinite(paired_log).any():
         return None, math.nan
+    known = np.where(np.isnan(error_log), _TIE_LIMIT, error_log)
     fastest = int(np.nanargmin(paired_log))
     gap = paired_log - paired_log[fastest]
-    known = np.where(np.isnan(error_log), _TIE_LIMIT, error_log)
-    error = np.hypot(known, known[fastest])
-    tied = gap <= np.minimum(_TIE_ERRORS * error, _TIE_LIMIT)
-    winner = int(np.flatnonzero(tied)[0])
+    beyond = paired_log[0] - paired_log > _TIE_ERRORS * np.hypot(known, known[0])
+    if np.isfinite(paired_log[0]) and not beyond[fastest]:
+        winner = 0
+    else:
+        tied = gap <= np.minimum(_TIE_ERRORS * np.hypot(known, known[fastest]), _TIE_LIMIT)
+        winner = int(np.flatnonzero(tied & (beyond | np.isnan(paired_log[0])))[0])
     return winner, confidence(gap - gap[winner], np.hypot(known, known[winner]), winner)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,13 @@ def test_modes_and_the_kill_switch(monkeypatch):
     for value, wanted in (("1", True), ("0", False), ("", False)):
         monkeypatch.setenv("KERNELCAST_DISABLE", value)
         assert settings.disabled() is wanted
+
+
+def test_a_kill_switch_of_another_value_counts_as_on_and_warns_once(monkeypatch):
+    monkeypatch.setattr(settings, "_warned_of", set())
     monkeypatch.setenv("KERNELCAST_DISABLE", "yes")
-    with pytest.raises(SettingsError, match="must be 0 or 1"):
-        settings.disabled()
+    with pytest.warns(UserWarning, match="'yes'; it must be 0 or 1. It counts as 1"):
+        assert settings.disabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert settings.disabled()

@@ -72,6 +72,14 @@ class ProblemSet:
     records: int
 
 
+def nothing_to_compare(left_out: int) -> str:
+    """What to say where no problem of a :class:`ProblemSet` is left."""
+    return (
+        f"None of the {left_out} measured problems has two candidates that worked, so there is nothing to compare. "
+        "Collect more."
+    )
+
+
 @dataclass(frozen=True)
 class FullTable:
     """Every candidate that was tried on one problem, those included that did not work.

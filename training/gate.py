@@ -8,7 +8,8 @@ the ranking) and k = 3 with the default among the three. A model is promoted if
    a k, being perfect too is enough there, but not at both;
 3. it is better than the standing champion on the problems on which both can be judged fairly: worse at neither k by more
    than :data:`TIE`, and better by more at one. In a tie, or where no problem allows the comparison, the newer model is
-   promoted only if it was trained on more problems.
+   promoted only if it was trained on more problems. A champion that cannot be used at all, such as one of an earlier
+   layout, is no hindrance.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Standing:
         problems: held-out problems on which both can be judged fairly.
         champion: its scores on those.
         model: the new model's scores on those.
+        unusable: why it cannot be used at all, in a few words such as "is of an earlier layout"; else empty.
     """
 
     version: str
@@ -55,6 +57,7 @@ class Standing:
     problems: int = 0
     champion: Scores | None = None
     model: Scores | None = None
+    unusable: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,11 @@ def judge(
     )
     if standing is None:
         return Decision(True, f"{beaten} No champion stands yet.")
+    if standing.unusable:
+        return Decision(
+            True,
+            f"{beaten} The champion {standing.version} {standing.unusable} and cannot be compared: it is replaced.",
+        )
     more = trained_on > standing.trained_on
     amounts = f"trained on {trained_on} problems, the champion {standing.version} on {standing.trained_on}"
     if standing.champion is None or standing.model is None:

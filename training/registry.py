@@ -30,7 +30,13 @@ from kernelcast.costmodel.locate import (
     same_hardware,
 )
 from kernelcast.datasets.journal import sync_folder, write_durably
-from kernelcast.errors import ArtifactError, KernelcastError, ModelError, UnknownNameError
+from kernelcast.errors import (
+    ArtifactError,
+    EarlierLayoutError,
+    KernelcastError,
+    ModelError,
+    UnknownNameError,
+)
 from kernelcast.kernels import Device
 from kernelcast.training import held_out
 
@@ -55,7 +61,8 @@ class RegisteredModel:
         version: counter and dataset hash, such as ``"0001-3f2a9c1b"``.
         champion: whether it stands for its device and operation.
         manifest: the artifact's manifest; empty where it is broken.
-        broken: what is wrong with it, else empty.
+        broken: what is wrong with it, else empty. What is broken cannot be used.
+        outdated: whether what is wrong is that an earlier kernelcast wrote it.
     """
 
     path: Path
@@ -65,6 +72,7 @@ class RegisteredModel:
     champion: bool
     manifest: dict[str, Any] = field(default_factory=dict, compare=False)
     broken: str = ""
+    outdated: bool = False
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -280,7 +288,7 @@ def import_(models_dir: Path, file: Path) -> RegisteredModel:
 
     Raises:
         ArtifactError: the file is not an exported model, was changed, or names files outside its folder.
-        ModelError: the same model is registered already.
+        ModelError: the same model is registered already; the message says how to promote it.
     """
     if not file.is_file():
         raise ArtifactError(f"{file} is not a file.")
@@ -302,11 +310,17 @@ def import_(models_dir: Path, file: Path) -> RegisteredModel:
                 ) from error
             for model in list_models(models_dir, operation=operation):
                 if model.manifest == manifest:
-                    raise ModelError(f"{file} is registered already: {_label(model)}.")
+                    raise ModelError(
+                        f"{file} is registered already: {_label(model)}. To make it the champion: kernelcast models promote "
+                        f"{model.version} --op {model.operation} --device {model.device}"
+                    )
 
             path = add(
                 models_dir, unpacked.replace, device=device, operation=operation, dataset_hash=dataset_hash
             )  # fmt: skip
+        except ArtifactError as error:
+            # The folder that it was unpacked into is gone by the time that anyone reads this.
+            raise type(error)(str(error).replace(str(unpacked), str(file))) from error
         finally:
             shutil.rmtree(unpacked, ignore_errors=True)
     return model_at(path)
@@ -388,12 +402,12 @@ def _models_of(folder: Path) -> list[RegisteredModel]:
 
 
 def _read(path: Path, alias: Alias | None) -> RegisteredModel:
-    manifest, broken = {}, ""
+    manifest, broken, outdated = {}, "", False
     try:
         manifest = read_manifest(path)
         verify_files(path)
     except ArtifactError as error:
-        manifest, broken = {}, str(error)
+        manifest, broken, outdated = {}, str(error), isinstance(error, EarlierLayoutError)
     return RegisteredModel(
         path=path,
         device=path.parent.parent.name,
@@ -402,6 +416,7 @@ def _read(path: Path, alias: Alias | None) -> RegisteredModel:
         champion=alias is not None and alias.version == path.name,
         manifest=manifest,
         broken=broken,
+        outdated=outdated,
     )
 
 

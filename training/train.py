@@ -21,7 +21,7 @@ import numpy as np
 from kernelcast.costmodel import ProblemData, RankingModel, read_manifest
 from kernelcast.costmodel.heads import order_heads
 from kernelcast.costmodel.locate import read_alias
-from kernelcast.errors import ArtifactError, ModelError
+from kernelcast.errors import ArtifactError, EarlierLayoutError, ModelError
 from kernelcast.kernels import Device
 from kernelcast.kernels.compile_cache import CompileCache
 from kernelcast.training import held_out as held
@@ -261,14 +261,19 @@ def standing_of(champion: Path, results: held.HeldOut) -> Standing | None:
     noted then. Problems that it cannot predict are left out.
 
     Returns:
-        None where the champion is gone or broken: then nothing that works stands.
+        None where the champion is gone: then nothing stands. Of one that is broken, or that an earlier kernelcast wrote,
+        what is wrong with it.
     """
+    if not champion.is_dir():
+        return None
     try:
         manifest = read_manifest(champion)
         model = RankingModel.load(champion)
         trained_on = int(manifest["facts"]["problems"])
+    except EarlierLayoutError:
+        return Standing(champion.name, 0, unusable="is of an earlier layout")
     except (ArtifactError, KeyError, TypeError, ValueError):
-        return None
+        return Standing(champion.name, 0, unusable="is broken")
     try:
         record = held.read_record(champion, manifest)
     except ArtifactError:

@@ -272,11 +272,23 @@ def _open(folder: Path | None) -> SelectionCache:
 
 
 def _chosen(target: SelectionCache, operation: str | None, device: str | None) -> list[CacheEntry]:
-    """The entries that meet the conditions, by problem and the latest first."""
+    """The entries that meet the conditions, by problem and the latest first.
+
+    Raises:
+        UnknownNameError: neither the catalogue nor a selection is of that operation.
+    """
+    from kernelcast.errors import UnknownNameError
+    from kernelcast.kernels import operation_names
+
     name = device_name(device)
+    entries = list(target.entries())
+    # Selections of a user's own operation may be there without its module.
+    known = {*operation_names(), *(entry.selection.problem.operation for entry in entries)}
+    if operation is not None and operation not in known:
+        raise UnknownNameError("operation", operation, sorted(known))
     found = [
         entry
-        for entry in target.entries()
+        for entry in entries
         if operation in (None, entry.selection.problem.operation)
         and (name is None or name in (entry.selection.device, entry.key.device))
     ]

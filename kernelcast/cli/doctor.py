@@ -53,7 +53,8 @@ def _facts() -> dict[str, dict[str, Any]]:
 
     from kernelcast import __version__, settings
     from kernelcast.cli.common import resolve_device
-    from kernelcast.costmodel.walk import engine
+    from kernelcast.costmodel import walk
+    from kernelcast.featurizer import tiles
     from kernelcast.kernels.detect import default_threads
 
     def installed(name: str) -> str:
@@ -72,7 +73,8 @@ def _facts() -> dict[str, dict[str, Any]]:
                 name: installed(name)
                 for name in ("torch", "triton", "numpy", "xgboost", "scikit-learn", "mlflow")
             },
-            "tree walk": engine(),
+            "tree walk": walk.described_engine(),
+            "tile features": tiles.described_engine(),
         },
         "folders": {
             "home": str(settings.home()),

@@ -19,7 +19,7 @@ from kernelcast.cli.common import (
     split_names,
     write_json,
 )
-from kernelcast.errors import SettingsError
+from kernelcast.errors import ModelError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ def evaluate(
         int | None,
         typer.Option(
             "--folds",
-            help="Folds by shape: 5 without test workloads; with them, also cross-validate the training side.",
+            help="Folds by shape: 5 (or as many as there are shapes) without test workloads; with them, also cross-validate the training side.",
         ),
     ] = None,
     backend: Annotated[
@@ -100,7 +100,7 @@ def evaluate(
       kernelcast evaluate --op gemm --train-devices a100-sxm4-80gb --test-device h100-sxm5-80gb --target-problems 30
     """
     from kernelcast.datasets import Store
-    from kernelcast.training.data import read_problems, split_workloads
+    from kernelcast.training.data import nothing_to_compare, read_problems, shape_id, split_workloads
     from kernelcast.training.evaluate import evaluate as evaluate_split
     from kernelcast.training.evaluate import evaluate_folds
 
@@ -140,6 +140,10 @@ def evaluate(
         workloads=[*train, *(test or [])] if train else None,
         backends=split_names(backend),
     )
+    if not found.problems:
+        raise ModelError(nothing_to_compare(found.left_out))
+    # As training does: few shapes make fewer folds.
+    shapes = len({shape_id(item.problem) for item in found.problems})
     within = None
     with _progress() as on_progress:
         if test:
@@ -150,7 +154,10 @@ def evaluate(
                 within = evaluate_folds(fitted, folds, seeds=seeds, on_progress=on_progress)
         else:
             result = evaluate_folds(
-                found.problems, 5 if folds is None else folds, seeds=seeds, on_progress=on_progress
+                found.problems,
+                max(min(5, shapes), 2) if folds is None else folds,
+                seeds=seeds,
+                on_progress=on_progress,
             )
     figures = result.to_json()
     if within is not None:

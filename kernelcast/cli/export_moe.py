@@ -48,6 +48,7 @@ def export_moe(
     top_k: Annotated[
         int, typer.Option("--top-k", min=1, help="How many configs are measured for each number of tokens.")
     ] = 3,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write the config file of one layer for the fused mixture-of-experts kernel of vLLM and SGLang.
@@ -61,15 +62,21 @@ def export_moe(
     from rich.markup import escape
 
     from kernelcast.cli.common import console, print_json, resolve_device
-    from kernelcast.runtime.fused_moe import TOKENS, PlanWarning, plan, warn_of_guesses
+    from kernelcast.errors import ImportFileError
+    from kernelcast.runtime.fused_moe import TOKENS, PlanWarning, file_name, plan, warn_of_guesses
 
+    hardware = resolve_device(device)
+    if hardware.kind == "gpu" and not overwrite:
+        target = output / str(file_name(experts, intermediate, dtype, hardware, device_name))
+        if target.exists():  # before anything is measured, and lost
+            raise ImportFileError(target, "it exists already. Name another folder, or add --overwrite.")
     made = plan(
         experts,
         intermediate,
         hidden,
         dtype,
         experts_per_token=per_token,
-        device=resolve_device(device),
+        device=hardware,
         ms=TOKENS if tokens is None else _numbers(tokens),
         distribution=distribution,
         mode=mode,

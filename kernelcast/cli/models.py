@@ -66,10 +66,14 @@ def list_(
         row = _summary(model)
         figures = [str(row["problems"]), _figure(row["efficiency_at_1"]), _figure(row["efficiency_at_3"])]
         if model.broken:
-            figures = ["broken", "", ""]
+            figures = ["earlier layout" if model.outdated else "broken", "", ""]
+        standing = ("unusable" if model.broken else "yes") if model.champion else ""
         label = f"{model.device}/{model.operation}/{model.version}"
-        table.add_row(*map(escape, [label, "yes" if model.champion else "", *figures]))
+        table.add_row(*map(escape, [label, standing, *figures]))
     console().print(table)
+    for model in found:
+        if model.broken:
+            console().print(f"Cannot be used: {model.broken}", soft_wrap=True, markup=False)
     console().print("@1 and @3: efficiency on held-out problems, with the default among the 3.")
 
 
@@ -82,6 +86,8 @@ def show(
 ) -> None:
     """Show what a model was trained on, how it did on held-out problems, and what the gate said.
 
+    Exits 1 if the model cannot be used.
+
     Example:
 
       kernelcast models show 2 --op gemm --device a100-sxm4-80gb
@@ -91,13 +97,15 @@ def show(
     model = find(version, operation, device)
     if as_json:
         print_json({**_summary(model), "facts": model.facts})
+        if model.broken:
+            raise typer.Exit(1)
         return
     out = console()
     facts = model.facts
     out.print(f"[bold]{escape(f'{model.device}/{model.operation}/{model.version}')}[/bold]", soft_wrap=True)
     if model.broken:
-        out.print(escape(model.broken), soft_wrap=True)
-        return
+        out.print(f"Cannot be used: {escape(model.broken)}", soft_wrap=True)
+        raise typer.Exit(1)
     workloads = ", ".join(f"{name or 'no workload'} ({count})" for name, count in facts["workloads"].items())
     gate = facts["gate"]
     row = _summary(model)

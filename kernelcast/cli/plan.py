@@ -81,7 +81,11 @@ def plan(
             raise typer.BadParameter(
                 "A plan is read or made: leave --op, --dim and NAME=VALUE out with --read."
             )
-        found = plans.Plan.from_json(plan_file.read(read))
+        text = plan_file.read(read)
+        try:
+            found = plans.Plan.from_json(text)
+        except InvalidRecordError as error:
+            raise InvalidRecordError(f"{read}: {error}") from error
     else:
         found = _made(
             operation, dimensions or [], definition or [], device, verify=verify, least_gain=least_gain

@@ -115,7 +115,8 @@ def _print(selection: Any, rows: list[dict[str, Any]], ranking: Any) -> None:
             "" if predicted is None else f"{row['error_log']:.0%}",
         )
     out.print(table)
-    out.print(f"{len(ranking.table)} legal candidates.")
+    ranked = len(ranking.table)
+    out.print(f"{ranked} ranked candidate{'' if ranked == 1 else 's'}.")
     out.print(
         f"Selected: [bold]{selection.candidate}[/bold] ({selection.source}). {escape(selection.reason)}"
     )

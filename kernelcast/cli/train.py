@@ -69,7 +69,7 @@ def train(
     from kernelcast import settings
     from kernelcast.datasets.store import Store
     from kernelcast.kernels.compile_cache import CompileCache
-    from kernelcast.training.data import ProblemSet, read_problems
+    from kernelcast.training.data import ProblemSet, nothing_to_compare, read_problems
     from kernelcast.training.train import train as train_model
 
     held = Store(resolve_store(store))
@@ -87,10 +87,7 @@ def train(
             raise
         found = ProblemSet([], 0, 0)  # nothing was measured on the new device yet
     if not found.problems and not others:
-        raise ModelError(
-            f"None of the {found.left_out} measured problems has two candidates that worked, so there is nothing to "
-            "compare. Collect more."
-        )
+        raise ModelError(nothing_to_compare(found.left_out))
     with _progress() as on_progress:
         result = train_model(
             found.problems,

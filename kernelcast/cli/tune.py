@@ -164,8 +164,10 @@ def _replay(
     import numpy as np
 
     from kernelcast.cli.common import console, print_json, split_names
+    from kernelcast.cli.models import device_name
     from kernelcast.costmodel.search import Search
     from kernelcast.datasets.replay import Recording
+    from kernelcast.errors import SettingsError
 
     recording = Recording.read(root, operation, device=device)
     problem = _problem_of(recording, operation, definition)
@@ -173,6 +175,12 @@ def _replay(
     table = _table_of(candidates)
     latency = np.array([log_latency(recording.measurements[problem, each]) for each in candidates])
     others = split_names(prior_device)
+    for name in others or ():
+        if device_name(name) in (recording.device.name, recording.device.fingerprint):
+            raise SettingsError(
+                f"--prior-device {name} is the device that is replayed: its records are what the search looks for. Name "
+                "other devices."
+            )
     prior, matches = read_prior(root, operation, others, problem, table) if others else (None, [])
     search = Search(table, default=_default_row(operation, table), prior=prior, seed=seed)
     steps = _searched(search, latency, measurements)

@@ -271,3 +271,13 @@ def test_nothing_to_export_is_one_sentence_and_status_2(run, tmp_path):
     status, out, err = run("export", tmp_path / "x.zip")
     assert (status, out) == (2, "")
     assert err.startswith("Error: There is no verified selection to pack.")
+
+
+def test_an_operation_that_nothing_is_of_is_an_error(run, cache):
+    cache.add(entry(GEMM, Candidate.of("linear")))
+    for command in (["clear", "--yes"], ["show"]):
+        status, out, err = run(*command, "--op", "nope")
+        assert (status, out) == (2, "")
+        assert err.startswith("Error: Unknown operation 'nope'.")
+    assert len(list(cache.entries())) == 1
+    assert run("clear", "--op", "softmax", "--yes")[0] == 0

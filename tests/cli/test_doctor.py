@@ -10,7 +10,8 @@ import torch
 
 from kernelcast import __version__
 from kernelcast.cli import app as application
-from kernelcast.costmodel.walk import engine
+from kernelcast.costmodel.walk import described_engine
+from kernelcast.featurizer import tiles
 from kernelcast.kernels.detect import default_threads, detect
 
 
@@ -39,7 +40,8 @@ def test_facts_of_the_machine_the_software_and_the_folders(run, tmp_path):
     assert found["software"]["kernelcast"] == __version__
     assert found["software"]["python"] == platform.python_version()
     assert found["software"]["torch"] == torch.__version__
-    assert found["software"]["tree walk"] == engine()
+    assert found["software"]["tree walk"] == described_engine()
+    assert found["software"]["tile features"] == tiles.described_engine()
     home = tmp_path / "home"
     assert found["folders"]["home"] == str(home)
     assert found["folders"]["store"] == str(home / "store")

@@ -153,3 +153,23 @@ def test_a_missing_store_is_status_2(tmp_path, capsys):
 def test_contradicting_arguments_are_status_2(store, capsys, arguments, message):
     assert run(*arguments, "--store", str(store)) == 2
     assert message in capsys.readouterr().err
+
+
+def of(*problems: list[Measurement], root: Path) -> Path:
+    made = Store(root)
+    made.add_device(A100)
+    made.add_many(one for each in problems for one in each)
+    return root
+
+
+def test_data_in_which_nothing_can_be_compared_are_named(tmp_path, capsys):
+    root = of(measurements(64, "x")[:1], measurements(128, "x")[:1], root=tmp_path / "store")
+    assert run("--store", str(root)) == 2
+    error = capsys.readouterr().err
+    assert "None of the 2 measured problems has two candidates that worked" in error
+
+
+def test_few_shapes_make_fewer_folds(tmp_path, capsys):
+    root = of(*(measurements(m, "x") for m in (64, 256, 4096)), root=tmp_path / "store")
+    assert run("--store", str(root), "--seeds", "1", "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["folds"] == 3

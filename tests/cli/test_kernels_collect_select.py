@@ -251,6 +251,7 @@ def test_select_predicts_and_prints_the_ranking(run, tmp_path):
     assert status == 0
     assert "by the roofline (no model)" in out
     assert "Selected: vendor (analytic)." in out
+    assert " ranked candidates." in out
     assert "Measured" not in out
 
 

@@ -48,11 +48,30 @@ def test_what_cannot_be_verified_here_is_said(run, monkeypatch, words, label):
     done = run("--device", "h100", "--tokens", "16,1", *words)
     assert done.exit_code == 0
     assert f"{label} {said}" in done.stderr
-    done = run("--device", "h100", "--tokens", "16,1", "--json", *words)
+    done = run("--device", "h100", "--tokens", "16,1", "--json", "--overwrite", *words)
     assert json.loads(done.stdout)["hindrance"].startswith(said)
-    done = run("--device", "h100", "--tokens", "16,1", "--json", "--mode", "predict")
+    done = run("--device", "h100", "--tokens", "16,1", "--json", "--overwrite", "--mode", "predict")
     assert json.loads(done.stdout)["hindrance"] == ""
     assert "not in this machine" not in done.stderr
+
+
+def test_a_file_that_is_there_stays_unless_told_otherwise(run, tmp_path):
+    words = ["--device", "h100", "--mode", "predict", "--tokens", "16"]
+    path = tmp_path / "configs" / FILE
+    path.parent.mkdir()
+    path.write_text("mine")
+    done = run(*words)
+    assert isinstance(done.exception, KernelcastError)
+    assert str(done.exception) == f"{path}: it exists already. Name another folder, or add --overwrite."
+    assert path.read_text() == "mine"
+    assert run(*words, "--overwrite").exit_code == 0
+    assert "16" in json.loads(path.read_text())
+
+
+def test_a_token_goes_to_no_more_experts_than_there_are(run):
+    done = run("--device", "h100", "--mode", "predict", "--per-token", "9")
+    assert isinstance(done.exception, KernelcastError)
+    assert "experts_per_token is 9 of 8 experts" in str(done.exception)
 
 
 def test_the_figures_as_json(run, tmp_path):

@@ -136,3 +136,11 @@ def test_what_cannot_be_planned_is_one_sentence(run, words, said):
     assert (status, out) == (2, "")
     assert said in err
     assert "Traceback" not in err
+
+
+def test_a_file_that_is_no_plan_is_named(run, tmp_path):
+    path = tmp_path / "bad.json"
+    path.write_text("{}")
+    status, out, err = run("--read", path)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"Error: {path}: ")

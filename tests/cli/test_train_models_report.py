@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from kernelcast.cli import main
+from kernelcast.costmodel.artifact import write_artifact
 from kernelcast.datasets import Environment, Measurement, Protocol, Store
 from kernelcast.kernels import Candidate, Problem
 from kernelcast.kernels.devices import device
+from kernelcast.training import registry
 
 A100 = device("a100")
 TILES = (16, 32, 64, 128, 256)
@@ -225,6 +227,39 @@ def test_models_refuses_with_one_sentence(empty, capsys, arguments, message):
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["earlier layout", "broken"])
+def test_a_model_that_cannot_be_used_is_said_and_never_a_sound_champion(
+    empty, tmp_path, capsys, monkeypatch, kind
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    models = empty / "models"
+
+    def save(folder: Path) -> None:
+        write_artifact(folder, {"operation": "toy", "facts": {}}, {"level": b"{}"}, {})
+
+    with monkeypatch.context() as patch:
+        if kind == "earlier layout":
+            patch.setattr("kernelcast.costmodel.artifact.ARTIFACT_VERSION", 1)
+        path = registry.register(models, save, device=A100, operation="toy", dataset_hash="3f2a9c1b")
+        registry.set_champion(path)
+    if kind == "broken":
+        (path / "level.json").write_bytes(b"")
+    said = "train it again" if kind == "earlier layout" else "its digest does not match"
+    assert run("models", "list") == 0
+    out = capsys.readouterr().out
+    for each in ("unusable", kind, f"Cannot be used: {path}", said):
+        assert each in out
+    for words in ([], ["--json"]):
+        assert run("models", "show", *words) == 1
+        assert said in capsys.readouterr().out
+    assert run("models", "export") == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.glob("*.zip")) == []
+    assert run("report") == 0
+    assert said in Path("kernelcast-report.html").read_text()
 
 
 def test_sync_exits_with_1_while_a_run_still_waits(empty, capsys, monkeypatch):

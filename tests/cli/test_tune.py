@@ -205,6 +205,10 @@ def test_problems_that_differ_in_names_or_dtype_can_be_told_apart(run, recorded)
         (["--replay", "STORE", "--budget", "5s"], "leave --budget out"),
         (["--replay", "STORE", "--device", "a100", "m=3"], "holds 0 such problems"),
         (["--replay", "STORE", "--device", "a100", "--prior-device", "l4"], "holds no records of l4"),
+        (
+            ["--replay", "STORE", "--device", "a100", "--prior-device", "a100"],
+            "is the device that is replayed",
+        ),
         (["--device", "h100"], "is not here to measure on"),
     ],
 )

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import zipfile
 
@@ -15,7 +16,7 @@ import pytest
 
 from kernelcast.costmodel import CostModel, Forest, ProblemData, RankingModel, read_manifest, verify_files
 from kernelcast.costmodel.artifact import ARTIFACT_VERSION, read_artifact, write_artifact
-from kernelcast.errors import ArtifactError
+from kernelcast.errors import ArtifactError, EarlierLayoutError
 from kernelcast.kernels import Candidate, CandidateTable, Device, Problem
 
 pytest.importorskip("sklearn")
@@ -155,6 +156,21 @@ def test_a_manifest_that_is_none(folder, text):
     (folder / "manifest.json").write_bytes(text)
     with pytest.raises(ArtifactError, match=r"manifest\.json"):
         check_both(folder)
+
+
+def test_a_model_of_an_earlier_layout_is_refused_by_its_folder(folder):
+    rewritten(folder, artifact_version=1)
+    said = f"{re.escape(str(folder))} was written by an earlier kernelcast \\(layout 1\\) .*; train it again"
+    for read in (read_manifest, verify_files, RankingModel.load):
+        with pytest.raises(EarlierLayoutError, match=said):
+            read(folder)
+
+
+def test_a_head_that_is_missing_is_named_with_the_folder(folder):
+    files = {name: one for name, one in read_manifest(folder)["files"].items() if name != "slowdown.npz"}
+    rewritten(folder, files=files)
+    with pytest.raises(ArtifactError, match=f"{re.escape(str(folder))}: The model has no head 'slowdown'"):
+        RankingModel.load(folder)
 
 
 def test_a_manifest_of_a_later_version_asks_for_an_upgrade(folder):

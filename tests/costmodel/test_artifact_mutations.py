@@ -117,7 +117,7 @@ def wrong_values_sealed(rng, files, other):
     manifest = json.loads(files["manifest.json"])
     del manifest["digest"]
     choices = [
-        ("artifact_version", [None, "x", [], {}, 10**400, math.inf, 2, 10**9]),
+        ("artifact_version", [None, "x", [], {}, 10**400, math.inf, 1, 3, 10**9]),
         ("operation", [None, 5, "", "gemm", []]),
         ("schema", [None, 5, [], {}, "x"]),
         ("schema_hash", [None, 5, "0" * 16]),

@@ -299,13 +299,46 @@ print(engine(), Walk([forest]).engine, forest.predict(np.array([[0.0], [1.0]], n
 """
 
 
+RAISES = """
+import importlib.machinery
+class Raises:
+    def find_spec(self, name, *rest):
+        if name.endswith(("._walk", "._tiles")):
+            return importlib.machinery.ModuleSpec(name, self)
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        raise OSError("built for another machine")
+sys.meta_path.insert(0, Raises())
+"""
+
+
+def test_doctor_says_why_numpy_is_used():
+    text = """
+import sys
+{before}
+from kernelcast.costmodel import walk
+from kernelcast.featurizer import tiles
+print(walk.described_engine(), tiles.described_engine(), sep="; ")
+"""
+    absent = "sys.modules['kernelcast.costmodel._walk'] = sys.modules['kernelcast.featurizer._tiles'] = None"
+    failed = "numpy (import failed: OSError: built for another machine)"
+    for before, said in ((absent, "numpy (not compiled)"), (RAISES, failed)):
+        done = subprocess.run(
+            [sys.executable, "-c", text.format(before=before)], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == f"{said}; {said}"
+
+
 @pytest.mark.parametrize(
     "before",
     [
         "sys.modules['kernelcast.costmodel._walk'] = None",
         "old = sys.modules['kernelcast.costmodel._walk'] = types.ModuleType('old'); old.VERSION = 0",
+        RAISES,
     ],
-    ids=["absent", "of an older version"],
+    ids=["absent", "of an older version", "raises"],
 )
 def test_without_a_compiled_walk_that_fits_numpy_walks(before):
     done = subprocess.run(

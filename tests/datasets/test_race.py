@@ -143,7 +143,8 @@ class BusyClock(ScriptedClock):
 
 @pytest.mark.parametrize("probability", [0.05, 0.3])
 def test_a_busy_machine_throws_out_no_equal_and_changes_no_choice(probability):
-    latencies = [112.0, 100.0, 400.0, 100.0, 1000.0, 20_000.0, 130.0]
+    # The first would stand unless it were slower beyond noise.
+    latencies = [20_000.0, 100.0, 400.0, 100.0, 1000.0, 112.0, 130.0]
     chosen, lost, rounds = [], 0, np.zeros(len(latencies))
     for seed in range(40):
         clock = BusyClock(latencies, probability=probability, noise=0.02, seed=seed)
@@ -155,13 +156,13 @@ def test_a_busy_machine_throws_out_no_equal_and_changes_no_choice(probability):
     assert lost <= (probability > 0.1)
     assert set(chosen) <= {1, 3}
     # It is still a race: what is hopeless costs two or three rounds.
-    assert (rounds[[2, 4, 5]] <= 40 * np.array([6, 3, 2])).all()
+    assert (rounds[[2, 4, 0]] <= 40 * np.array([6, 3, 2])).all()
 
 
 def test_one_that_was_raced_out_does_not_win_by_an_interruption_of_the_leader():
     nan = np.nan
     # Beaten by the first; the last one led in the end, and was interrupted in the only rounds that both ran in.
-    samples = np.array([[100.0, 400.0, 900.0], [100.0, 400.0, 900.0], *[[100.0, nan, 90.0]] * 8])
+    samples = np.array([[100.0, 400.0, 900.0], [100.0, 400.0, 900.0], *[[100.0, nan, 90.0]] * 12])
     assert RaceResult(samples).paired_log()[1] < 0
     result = RaceResult(samples, {1: math.log(3.0)})
     assert result.paired_log() == pytest.approx([math.log(100 / 90), math.log(3.0), 0.0])

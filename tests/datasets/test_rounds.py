@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernelcast.datasets.rounds import interrupted, is_busy, lower_error
 from kernelcast.datasets.timing import RaceResult, TimingPlan, leader, quantile, scatter_of
-from kernelcast.runtime.verify import decide
+from kernelcast.runtime.verify import VERIFY_PLAN, decide
 
 
 def load_race():
@@ -75,6 +76,40 @@ def test_a_default_that_was_interrupted_is_not_lost_to_its_interruptions():
     # What scatters so and leads all the same needs no more rounds.
     quick = run(InterruptedClock([50.0, 100.0], [1.6, 1.0, 1.3], noise=0.002), plan)
     assert len(quick.samples_us) < 8
+
+
+def test_a_default_whose_first_calls_were_preempted_is_not_raced_out_by_them():
+    # 800 us, of which the call before the race and the first samples took a tenth of a second each: more than candidate_seconds.
+    clock = InterruptedClock([800.0, 780.0, 790.0], [150.0, 240.0, 1.0], noise=0.01)
+    spent = clock.sample_us
+    clock.sample_us = lambda call, repeats: (spent(call, repeats), setattr(clock, "seconds", clock.seconds + 0.35 * (call() == 0)))[0]  # fmt: skip
+    result = run(clock, VERIFY_PLAN, estimates_us=[120_000.0, 780.0, 790.0])
+    assert visits(result)[0] >= 3
+    assert 0 not in result.beaten_log
+
+
+@pytest.mark.parametrize(
+    ("latency_us", "samples"),
+    # Far off in three samples; too long for three, an eighth of the 2 s for the rounds; so long that it is called once.
+    [(120_000.0, 3), (240_000.0, 3), (260_000.0, 1), (900_000.0, 1)],
+)
+def test_a_default_that_is_far_off_leaves_after_three_samples_or_one_that_is_long(latency_us, samples):
+    result = run(ScriptedClock([latency_us, 1000.0]), VERIFY_PLAN, estimates_us=[latency_us, 1000.0])
+    assert visits(result) == [samples, 3]
+    assert decide(result.paired_log(), result.paired_error()) == (1, pytest.approx(1.0, abs=0.002))
+
+
+def test_a_short_call_before_the_race_speaks_for_a_default_whose_samples_are_all_long():
+    clock = InterruptedClock([800.0, 800.0], [150.0] * 3, noise=0.01)
+    assert visits(run(clock, VERIFY_PLAN, estimates_us=[800.0, 800.0]))[0] > 3
+
+
+def test_a_small_gain_on_a_quiet_machine_is_seen():
+    chosen = []
+    for seed in range(100):
+        result = run(ScriptedClock([105.0, 100.0, 104.0], noise=0.01, seed=seed), VERIFY_PLAN)
+        chosen.append(decide(result.paired_log(), result.paired_error())[0])
+    assert chosen.count(1) >= 95
 
 
 def test_one_whose_fastest_sample_beats_the_leader_is_not_settled_by_its_median():
@@ -141,3 +176,48 @@ def test_scatter_is_the_quartiles_over_the_median():
     assert scatter_of([100.0, 900.0, 100.0, 100.0, 100.0]) == 0.0
     assert scatter_of([100.0, 900.0, 100.0, 500.0, 100.0]) == pytest.approx(4.0)
     assert math.isnan(scatter_of([100.0, 200.0]))
+
+
+@pytest.mark.parametrize(
+    ("samples", "long", "busy"),
+    [
+        ([100.0] * 16, 0, False),
+        # Three of sixteen, as of a machine whose quartiles are close: 18%. One alone is no habit; two of twenty are a tenth.
+        ([100.0] * 13 + [12_800.0] * 3, 3, True),
+        ([100.0] * 15 + [12_800.0], 1, False),
+        ([100.0] * 6 + [12_800.0], 1, False),
+        ([100.0] * 18 + [301.0] * 2, 2, False),
+        ([100.0] * 17 + [301.0] * 2, 2, True),
+        ([100.0] * 14 + [300.0] * 2, 0, False),
+        ([100.0, 100.0, 160.0, 160.0], 0, True),
+        ([100.0, 900.0], 0, False),
+        ([], 0, False),
+    ],
+)
+def test_samples_of_a_busy_machine(samples, long, busy):
+    assert (interrupted(samples), is_busy(samples)) == (long, busy)
+
+
+@pytest.mark.parametrize(
+    ("logs", "error"),
+    [
+        # Four rounds cannot tell; five that agree do, and of sixteen the fourth that is opposed.
+        ([0.1] * 4, math.nan),
+        ([0.06, 0.1, 0.1, 0.1, 5.0], 0.03),
+        ([-9.0] * 4 + [0.08] + [0.1] * 11, 0.015),
+        ([-9.0] * 5 + [0.1] * 11, 0.75 * 9.1),
+    ],
+)
+def test_the_error_downwards_is_that_of_a_sign_test(logs, error):
+    assert lower_error(logs) == pytest.approx(error, nan_ok=True)
+
+
+def test_interruptions_of_a_quarter_of_the_rounds_hide_no_gain_and_raced_out_is_beyond_doubt():
+    samples = np.array([[100.0, 90.0]] * 12 + [[100.0, 900.0]] * 4)
+    result = RaceResult(samples)
+    assert result.paired_log()[0] == pytest.approx(math.log(100 / 90))
+    assert result.paired_error()[0] == pytest.approx(0.0)
+    assert decide(result.paired_log(), result.paired_error())[0] == 1
+    # One round tells no spread; leaving a race does.
+    out = RaceResult(np.array([[400.0, 100.0], [math.nan, 100.0]]), {0: math.log(3.0)})
+    assert out.paired_error()[0] == pytest.approx(math.log(4.0) / 3)

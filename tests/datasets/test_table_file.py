@@ -133,6 +133,7 @@ def test_what_the_command_must_be_told(tmp_path: Path) -> None:
         (TEXT.replace("0.25", "-1"), "line 3: latency_ms is '-1'"),
         (TEXT.replace("0.25", "inf"), "line 3: latency_ms is 'inf'"),
         (TEXT.replace("0.25", ""), "line 3: latency_ms is ''"),
+        (TEXT.replace("0.25", "1e300"), r"line 3: latency_ms is '1e300'; it must be .* at most 3\.2e\+13"),
         (TEXT.replace("out_of_resources", "sad"), "line 5: outcome is 'sad'"),
         (TEXT.replace("vendor,64", "vendor,6.4"), "line 4: m is '6.4'; it must be a whole number"),
         (TEXT.replace("vendor,64", "vendor,-64"), "line 4: gemm: m is -64"),
@@ -152,3 +153,23 @@ def test_text_in_another_encoding_is_named_with_its_line(tmp_path: Path) -> None
     (tmp_path / "a.csv").write_bytes(TEXT.encode().replace(b"two", b"\xff"))
     with pytest.raises(ImportFileError, match="line 2: it is not text in UTF-8"):
         run(tmp_path / "store", tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("value", ["nan", "NaN", "inf", "-inf", "Infinity"])
+def test_a_parameter_that_is_no_number_is_refused_with_its_line(tmp_path: Path, value: str) -> None:
+    with pytest.raises(
+        ImportFileError, match=f"line 2: the parameter tile is '{value}'; it must be a number"
+    ):
+        run(tmp_path / "store", write(tmp_path / "a.csv", TEXT.replace("nt,16,0.5", f"nt,{value},0.5")))
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(("value", "said"), [(float("nan"), "None"), (float("inf"), "inf")])
+def test_the_same_in_parquet_with_its_row(tmp_path: Path, value: float, said: str) -> None:
+    pd = pytest.importorskip("pandas")
+    frame = pd.read_csv(write(tmp_path / "a.csv"))
+    frame["T"] = frame["T"].astype(float)
+    frame.loc[1, "T"] = value
+    frame.to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ImportFileError, match=f"row 2: the parameter tile is {said}; it must be a number"):
+        run(tmp_path / "store", tmp_path / "a.parquet")

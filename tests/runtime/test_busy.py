@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from kernelcast.kernels.detect import detect
 from kernelcast.runtime import Selector
-from kernelcast.runtime.verify import VERIFY_PLAN, BusyWarning, cautious_gain, decide, verify
+from kernelcast.runtime.verify import VERIFY_PLAN, BusyWarning, cautious_gain, clearly_faster, decide, verify
 
 HERE = detect("cpu")
 
@@ -26,6 +28,13 @@ class Busy(dict):
     def __getitem__(self, name):
         hit = (not self.only or name in self.only) and self.random.random() < self.probability
         return super().__getitem__(name) * (self.random.uniform(2.0, self.times) if hit else 1.0)
+
+
+class Noisy(Busy):
+    """The same, and 1% of noise."""
+
+    def __getitem__(self, name):
+        return super().__getitem__(name) * self.random.gauss(1.0, 0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +100,64 @@ def test_an_equal_of_the_default_hardly_ever_wins_by_interruptions(lab, only):
         found, _ = race_of(lab, seed, "vendor", "twin", probability=0.3, times=100.0, only=only)
         lost += found.winner != 0
     assert lost <= 2
+
+
+@pytest.mark.parametrize("times", [10.0, 100.0])
+def test_an_equal_of_a_default_that_is_interrupted_as_often_as_not_is_no_winner(lab, times):
+    # Longer than a sample aims at: one call each, so that 40% of the samples are hit.
+    us = {"vendor": 1000.0, "twin": 1000.0}
+    kept = 0
+    for seed in range(100):
+        lab.STATE.reset()
+        lab.STATE.latency_us = Noisy(us, probability=0.4, times=times, seed=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BusyWarning)
+            kept += verify(lab.a_problem(), [lab.candidate(name) for name in us], HERE).winner == 0
+    assert kept >= 95
+
+
+def test_few_long_interruptions_are_said_where_the_quartiles_are_close(lab):
+    found, _ = race_of(lab, 0, "vendor", "twin", probability=0.0, times=3.0)
+    samples = (100.0,) * 13 + (12_800.0,) * 3
+    first = replace(found.trial.measurements[0], samples_us=samples)
+    trial = replace(found.trial, measurements=(first, *found.trial.measurements[1:]))
+    verdict = replace(found, trial=trial)
+    assert (verdict.busy, verdict.scatter) == (True, 0.0)
+    assert verdict.note == (
+        f"the machine was busy: 3 of 16 samples of {first.candidate} took more than three times their median"
+    )
+
+
+def test_the_warning_names_the_line_of_the_caller(lab):
+    lab.STATE.latency_us = Busy(
+        {name: 10 * us for name, us in lab.STATE.latency_us.items()}, probability=0.45, times=40.0, seed=1
+    )
+    selector = Selector(HERE, cache=False, store=False, mode="verify")
+    with pytest.warns(BusyWarning) as given:
+        selector.select(lab.a_problem(16))
+    lines, first = inspect.getsourcelines(test_the_warning_names_the_line_of_the_caller)
+    line = first + next(place for place, text in enumerate(lines) if "selector.select(" in text)
+    where = [(each.filename, each.lineno) for each in given if each.category is BusyWarning]
+    assert where == [(__file__, line)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "default", "clear"),
+    [
+        # A quarter, 3% faster than the default's quickest.
+        ([96.0] * 4 + [900.0] * 12, [100.0] * 4 + [900.0] * 12, True),
+        ([96.0] * 3 + [900.0] * 13, [100.0] * 16, False),
+        ([98.0] * 16, [100.0] * 16, False),
+        ([50.0] * 16, [900.0] * 15 + [50.0], False),
+        # Of few samples three.
+        ([50.0] * 2 + [900.0], [100.0] * 3, False),
+        ([50.0] * 3, [100.0] * 3, True),
+        ([], [100.0], False),
+        ([50.0] * 3, [], False),
+    ],
+)
+def test_what_is_clearly_faster_on_a_busy_machine(samples, default, clear):
+    assert clearly_faster(samples, default) == clear
 
 
 def test_what_is_truly_faster_still_wins(lab):

@@ -338,10 +338,31 @@ def test_the_kill_switch(name, monkeypatch):
     assert_same(CALLS[name](kc, operands()), CALLS[name](Own, operands()))
 
 
-def test_a_kill_switch_of_another_value_is_a_clear_error(monkeypatch):
+@pytest.mark.filterwarnings("ignore:KERNELCAST_DISABLE")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_kill_switch_of_another_value_is_on(name, monkeypatch):
+    chooser = choose(nth_legal(1))
     monkeypatch.setenv("KERNELCAST_DISABLE", "yes")
-    with pytest.raises(SettingsError, match="KERNELCAST_DISABLE"):
-        kc.matmul(A, B)
+    assert_same(CALLS[name](kc, operands()), CALLS[name](Own, operands()))
+    assert chooser.asked == []
+
+
+def test_a_mode_that_is_none_is_said_once_and_torch_runs(monkeypatch):
+    kc.configure(cache=False, store=False)
+    monkeypatch.setattr(dispatch, "_warned_of", set())
+    monkeypatch.setenv("KERNELCAST_MODE", "foo")
+    with pytest.warns(LaunchWarning, match="KERNELCAST_MODE is 'foo'"):
+        assert_same(kc.matmul(A, B), torch.matmul(A, B))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same(kc.matmul(B.T, A.T), torch.matmul(B.T, A.T))
+    with pytest.raises(SettingsError, match="KERNELCAST_MODE is 'foo'"):
+        kc.select("softmax", rows=4, columns=8)
+
+
+def test_configure_names_its_options():
+    with pytest.raises(SettingsError, match=r"no option 'foo'; it has models, .*top_k"):
+        kc.configure(foo=1)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -762,7 +783,7 @@ def test_softmax_of_nothing_is_torchs(shape):
         ({"top_k": 0}, SettingsError),
         ({"budget_seconds": -1}, SettingsError),
         ({"device": HERE}, SettingsError),
-        ({"colour": "blue"}, TypeError),
+        ({"colour": "blue"}, SettingsError),
     ],
 )
 def test_bad_options_are_refused_and_change_nothing(options, error):

@@ -73,11 +73,19 @@ def test_a_verification_is_shorter_than_a_collection():
     [
         ([0.01, 0.0], [0.01, 0.0], 0),
         ([0.01, 0.0], [0.001, 0.0], 1),
-        # However noisy, a tie goes no further than 3%.
-        ([0.05, 0.0], [0.5, 0.0], 1),
-        # After one round the noise is not known: up to 3% is a tie, more is not.
+        # However large, a gain over the first within two errors is none.
+        ([0.05, 0.0], [0.5, 0.0], 0),
+        ([0.30, 0.0], [0.16, 0.0], 0),
+        ([0.30, 0.0], [0.14, 0.0], 1),
+        # However noisy, a tie of others goes no further than 3%.
+        ([1.0, 0.05, 0.0], [0.1, 0.1, 0.0], 2),
+        ([1.0, 0.025, 0.0], [0.1, 0.1, 0.0], 1),
+        # Of those that tie with the fastest, one that noise cannot tell from the first does not displace it.
+        ([0.05, 0.025, 0.0], [0.02, 0.02, 0.0], 2),
+        # After one round the noise is not known, and counts as 3%.
         ([0.02, 0.0], [NAN, 0.0], 0),
-        ([0.04, 0.0], [NAN, 0.0], 1),
+        ([0.05, 0.0], [NAN, 0.0], 0),
+        ([0.07, 0.0], [NAN, 0.0], 1),
         # The noise of both counts.
         ([0.025, 0.0], [0.01, 0.01], 0),
         ([NAN, 0.0, 0.0], [NAN, 0.0, 0.001], 1),
@@ -92,11 +100,14 @@ def test_who_wins(gaps, errors, winner):
 
 
 @given(st.lists(st.tuples(st.floats(-2, 2), st.floats(1e-4, 1)), min_size=1, max_size=8))
-def test_the_winner_is_never_more_than_the_limit_behind_and_none_before_it_is_tied(entries):
+def test_the_winner_is_the_first_or_beats_it_beyond_noise_and_is_never_more_than_the_limit_behind(entries):
     gaps, errors = (np.array(column) for column in zip(*entries, strict=True))
     winner, sure = decide(gaps, errors)
-    assert gaps[winner] - gaps.min() <= 0.03
-    assert (gaps[:winner] > gaps.min()).all()
+    assert (winner == 0) == (gaps[0] - gaps.min() <= 2 * np.hypot(errors[0], errors[gaps.argmin()]))
+    if winner:
+        assert gaps[0] - gaps[winner] > 2 * np.hypot(errors[0], errors[winner])
+        assert gaps[winner] - gaps.min() <= 0.03
+        assert (gaps[:winner] > gaps.min()).all()
     assert math.isnan(sure) == (len(entries) == 1)
 
 

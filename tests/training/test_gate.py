@@ -50,6 +50,16 @@ def test_a_model_that_any_baseline_matches_at_either_k_is_not_promoted(model, na
     assert str(BASELINES[named]) in decision.reason
 
 
+def test_a_champion_that_cannot_be_used_is_named_and_replaced():
+    old = Standing("0001-abcdef01", 0, unusable="is of an earlier layout")
+    decision = decide(Scores(0.95, 0.97), standing=old)
+    assert decision.promoted
+    assert decision.reason.endswith(
+        "The champion 0001-abcdef01 is of an earlier layout and cannot be compared: it is replaced."
+    )
+    assert not decide(Scores(0.89, 0.99), standing=old).promoted
+
+
 def test_a_perfect_baseline_may_be_equalled_at_one_k_but_not_at_both():
     assert decide(Scores(0.97, 1.0), {"default": Scores(0.96, 1.0)}).promoted
     assert not decide(Scores(1.0, 1.0), {"default": Scores(1.0, 1.0)}).promoted

@@ -20,7 +20,7 @@ from kernelcast.costmodel import Forest, ProblemData, RankingModel, read_manifes
 from kernelcast.costmodel.artifact import write_artifact
 from kernelcast.costmodel.locate import find_champion, read_alias
 from kernelcast.costmodel.model import schema_of
-from kernelcast.errors import ArtifactError, ModelError, UnknownNameError
+from kernelcast.errors import ArtifactError, EarlierLayoutError, ModelError, UnknownNameError
 from kernelcast.featurizer import Featurizer
 from kernelcast.kernels import Candidate, CandidateTable, Device, Problem
 from kernelcast.training import registry
@@ -415,3 +415,38 @@ def test_the_manifest_says_where_an_import_goes(tmp_path):
     model = registry.import_(tmp_path / "here", exported(tmp_path, device=other))
     assert model.device == "far-gpu"
     assert read_manifest(model.path)["facts"]["device"]["cores"] == 64
+
+
+# Models of an earlier layout
+
+
+def test_a_model_of_an_earlier_layout_is_listed_and_nothing_else(tmp_path, monkeypatch):
+    models = tmp_path / "models"
+    with monkeypatch.context() as patch:
+        patch.setattr("kernelcast.costmodel.artifact.ARTIFACT_VERSION", 1)
+        path = add(models)
+        registry.set_champion(path)
+        exported = registry.export(registry.find_model(models), tmp_path / "old.zip")
+    sound = add(models)
+    (model, other) = registry.list_models(models)
+    assert (model.path, model.champion, model.outdated) == (path, True, True)
+    assert model.broken == (
+        f"{path} was written by an earlier kernelcast (layout 1) and cannot be used; train it again."
+    )
+    assert (other.path, other.broken, other.outdated) == (sound, "", False)
+    with pytest.raises(EarlierLayoutError, match="train it again"):
+        registry.export(model, tmp_path / "again.zip")
+    assert not (tmp_path / "again.zip").exists()
+    with pytest.raises(EarlierLayoutError, match="train it again"):
+        registry.promote(models, model)
+    with pytest.raises(EarlierLayoutError) as caught:
+        registry.import_(models, exported)
+    assert str(caught.value).startswith(f"{exported} was written by an earlier kernelcast")
+
+
+def test_an_import_of_what_is_registered_says_how_to_promote_it(tmp_path):
+    path = add(tmp_path / "models")
+    file = registry.export(registry.find_model(tmp_path / "models", version="1"), tmp_path / "toy.zip")
+    with pytest.raises(ModelError) as caught:
+        registry.import_(tmp_path / "models", file)
+    assert str(caught.value).endswith(f"kernelcast models promote {path.name} --op toy --device toy-gpu")
