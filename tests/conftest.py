@@ -4,6 +4,8 @@ The quick set (``-m "not slow"``) tries 30% of the examples, a full run all of t
 ``pytest --hypothesis-profile=explore`` three times as many, which no run has tried before.
 """
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 
@@ -17,3 +19,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose the profile before any test module is imported."""
     if config.getoption("--hypothesis-profile") is None and "not slow" in config.option.markexpr:
         settings.load_profile("quick")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _a_busy_machine_was_warned_of() -> Iterator[None]:
+    """Tests run beside one another: that a machine is busy is what tests/runtime/test_busy.py is about, and noise elsewhere."""
+    from kernelcast.runtime import verify
+
+    verify._warned.add(True)
+    yield
+    verify._warned.clear()
