@@ -226,7 +226,7 @@ def test_the_command_writes_the_files_of_one_benchmark(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "selection_speed.json").read_text())
     assert found["command"] == "python benchmarks/run.py --only selection_speed --quick"
     assert found["quick"].endswith("not for quotation")
-    assert found["model"]["trees"] == CostModel().n_estimators
+    assert found["model"]["trees"] == 3 * CostModel().n_estimators  # one number for each forest of the order
     assert len(found["first_selection_ms"]) == 5
     assert found["legal"] >= 2000
     for rows in ("32", "512", "2,000"):
