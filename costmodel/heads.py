@@ -84,11 +84,10 @@ def contributions(
     for name in names:
         base, found = forests[name].contributions(features)
         if name == "slowdown":
-            ends = base + found.sum(axis=1)
-            moved = ends - base
-            ratio = np.full(len(features), 1.0)
-            np.divide(expand(ends) - expand(np.array(base)), moved, out=ratio, where=moved != 0.0)
-            base, found = float(expand(np.array(base))), found * ratio[:, None]
+            moved, expanded = found.sum(axis=1), float(expand(np.array(base)))
+            ratio = np.ones(len(features))
+            np.divide(expand(base + moved) - expanded, moved, out=ratio, where=moved != 0.0)
+            base, found = expanded, found * ratio[:, None]
         start += base / len(names)
         parts += found / len(names)
     if estimate is not None:

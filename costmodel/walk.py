@@ -12,30 +12,18 @@ import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kernelcast.errors import ModelError
+from kernelcast.kernels.extension import load_extension
 
 if TYPE_CHECKING:
     from kernelcast.costmodel.forest import Forest
 
-try:
-    from kernelcast.costmodel import _walk
-except Exception as error:  # noqa: BLE001 - whatever is wrong with it, numpy does the same
-    _COMPILED = False
-    # Without a compiler kernelcast is installed without it; one that is there and cannot be loaded is a fault to mend.
-    _WHY_NUMPY = (
-        "not compiled"
-        if find_spec("kernelcast.costmodel._walk") is None
-        else f"import failed: {type(error).__name__}: {error}"
-    )
-else:
-    # One that was built from older sources may take something else.
-    _COMPILED = getattr(_walk, "VERSION", None) == 1
-    _WHY_NUMPY = "" if _COMPILED else "compiled from other sources; install kernelcast again"
+_walk, _WHY_NUMPY = load_extension("kernelcast.costmodel._walk", version=1)
+_COMPILED = _walk is not None
 
 #: Trees times rows that numpy walks at a time: what is read and written of them stays in a core's cache.
 _CHUNK = 16384

@@ -12,29 +12,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import numpy as np
 
 from kernelcast.kernels import Block, Columns, Device, Problem
 from kernelcast.kernels.candidate import remembered
+from kernelcast.kernels.extension import load_extension
 from kernelcast.kernels.triton_operands import matmul_class
 from kernelcast.kernels.triton_rules import tile_facts
 
-try:
-    from kernelcast.featurizer import _tiles
-except Exception as error:  # noqa: BLE001 - whatever is wrong with it, numpy does the same
-    _COMPILED = False
-    # Without a compiler kernelcast is installed without it; one that is there and cannot be loaded is a fault to mend.
-    _WHY_NUMPY = (
-        "not compiled"
-        if find_spec("kernelcast.featurizer._tiles") is None
-        else f"import failed: {type(error).__name__}: {error}"
-    )
-else:
-    # One that was built from older sources may take something else.
-    _COMPILED = getattr(_tiles, "VERSION", None) == 1
-    _WHY_NUMPY = "" if _COMPILED else "compiled from other sources; install kernelcast again"
+_tiles, _WHY_NUMPY = load_extension("kernelcast.featurizer._tiles", version=1)
+_COMPILED = _tiles is not None
 
 #: Columns of a config that the estimate needs.
 TILE_COLUMNS = ("block_m", "block_n", "block_k", "num_stages", "num_warps")

@@ -7,6 +7,7 @@ import pytest
 
 from kernelcast.costmodel import CostModel, Forest
 from kernelcast.costmodel.estimator import differences
+from kernelcast.costmodel.heads import contributions
 from kernelcast.errors import ModelError
 
 sklearn = pytest.importorskip("sklearn")
@@ -325,3 +326,15 @@ def test_a_row_without_an_estimate_counts_as_the_least_time():
     said = [fitted.forests_[name].predict(rows) for name in ("difference", "slowdown", "remainder")]
     wanted = (said[0] + np.expm1(said[1]) / 5.0 + said[2]) / 3.0
     np.testing.assert_allclose(fitted.predict(rows), wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("estimate", [None, 1])
+def test_what_features_contribute_sums_to_the_prediction(estimate):
+    X, y, group = with_estimate()
+    few = {"n_estimators": 10, "max_depth": 4, "error_folds": 0, "n_jobs": 1}
+    fitted = CostModel(**few).fit(X, y, group, estimate=estimate)
+    start, parts = contributions(fitted.forests_, X, estimate)
+    assert parts.shape == X.shape
+    np.testing.assert_allclose(start + parts.sum(axis=1), fitted.predict(X), atol=1e-5)
+    # The latencies follow the second feature; the first is noise.
+    assert np.abs(parts[:, 1]).mean() > 3 * np.abs(parts[:, 0]).mean()
