@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -11,6 +12,9 @@ from kernelcast.kernels import Device
 #: No sample is shorter than this: a device's own clock may read the same before and after an empty call.
 LEAST_US = 1e-3
 
+#: Less of the time than this on a processor, and something took it: the calls waited for other programs.
+_STARVED_SHARE = 0.8
+
 
 class Clock(Protocol):
     """What the rounds need of a clock.
@@ -18,10 +22,12 @@ class Clock(Protocol):
     Attributes:
         cache: ``"warm"`` or ``"cold"``: what a sample finds in the caches.
         flush_bytes: bytes written before each sample to empty them.
+        starved: whether the calls of the last sample waited for a processor that other programs held.
     """
 
     cache: str
     flush_bytes: int
+    starved: bool
 
     def sample_us(self, call: Callable[[], Any], repeats: int) -> float:
         """Mean time of ``repeats`` calls in microseconds, after one call that is not counted."""
@@ -37,24 +43,35 @@ class Clock(Protocol):
 
 
 class CpuClock:
-    """Times calls that are done when they return."""
+    """Times calls that are done when they return.
+
+    ``starved`` needs two signs: the calling thread had a processor for less than four fifths of the sample, and the system
+    took one from a thread of this process meanwhile. A thread that sleeps until others of its process are done shows the first
+    alone.
+    """
 
     cache = "warm"
     flush_bytes = 0
+    starved = False
 
     def sample_us(self, call: Callable[[], Any], repeats: int) -> float:
         """Mean time of ``repeats`` calls after one that is not counted."""
         call()
-        start = time.perf_counter_ns()
-        for _ in range(repeats):
-            call()
-        return max((time.perf_counter_ns() - start) / 1000.0 / repeats, LEAST_US)
+        return self._time_us(call, repeats)
 
     def single_us(self, call: Callable[[], Any]) -> float:
         """Time of one call, nothing dropped."""
+        return self._time_us(call, 1)
+
+    def _time_us(self, call: Callable[[], Any], repeats: int) -> float:
+        taken, own = _processors_taken(), time.thread_time_ns()
         start = time.perf_counter_ns()
-        call()
-        return max((time.perf_counter_ns() - start) / 1000.0, LEAST_US)
+        for _ in range(repeats):
+            call()
+        spent = time.perf_counter_ns() - start
+        own = time.thread_time_ns() - own
+        self.starved = own < _STARVED_SHARE * spent and _processors_taken() > taken
+        return max(spent / 1000.0 / repeats, LEAST_US)
 
     def now_s(self) -> float:
         """The host's clock."""
@@ -69,6 +86,7 @@ class GpuClock:
     """
 
     cache = "cold"
+    starved = False
 
     def __init__(self, device: Device) -> None:
         import torch
@@ -102,6 +120,11 @@ class GpuClock:
     def now_s(self) -> float:
         """The host's clock."""
         return time.perf_counter()
+
+
+def _processors_taken() -> int:
+    """How often the system took a processor from a thread of this process that would have run on."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def clock_for(device: Device) -> Clock:

@@ -38,10 +38,12 @@ class RaceResult:
         samples_us: float64 [rounds, candidates]; NaN where a candidate was not visited.
         beaten_log: candidate -> how much slower than the leader (as a log ratio) it was beyond doubt when it was raced
             out.
+        starved: of each sample of the first candidate, whether it waited for a processor that other programs held.
     """
 
     samples_us: np.ndarray
     beaten_log: Mapping[int, float] = field(default_factory=dict)
+    starved: tuple[bool, ...] = ()
 
     def paired_log(self) -> np.ndarray:
         """Log latency of each candidate less that of the leader, from rounds that both ran in: [candidates].
@@ -200,12 +202,14 @@ def interrupted(samples: Sequence[float]) -> int:
     return sum(value > most for value in samples)
 
 
-def is_busy(samples: Sequence[float]) -> bool:
+def is_busy(samples: Sequence[float], starved: Sequence[bool] = ()) -> bool:
     """Whether the samples of one candidate are those of a machine that other programs use too; False for less than three.
 
     Their quartiles lie further apart than :data:`BUSY_SCATTER`, or more than a tenth of them, and two at least, took more
-    than three times their median. A single one is no habit of the machine.
+    than three times their median. A single one is no habit of the machine. Or more than half of them waited for a processor.
     """
-    return scatter_of(samples) > BUSY_SCATTER or interrupted(samples) >= max(
-        2.0, math.nextafter(_BUSY_SHARE * len(samples), math.inf)
+    return (
+        sum(starved) > len(starved) / 2
+        or scatter_of(samples) > BUSY_SCATTER
+        or interrupted(samples) >= max(2.0, math.nextafter(_BUSY_SHARE * len(samples), math.inf))
     )

@@ -219,6 +219,7 @@ def race(
     rounds: list[np.ndarray] = []
     columns: list[list[float]] = [[] for _ in range(count)]
     beaten: dict[int, float] = {}
+    starved: list[bool] = []
     with _steady():
         for number in range(1, plan.rounds + 1):
             row = np.full(count, np.nan)
@@ -231,6 +232,8 @@ def race(
                 begin = clock.now_s()
                 row[index] = attempt(index, lambda index=index: visit(index))  # type: ignore[misc]
                 spent_s[index] += clock.now_s() - begin
+                if not index:
+                    starved.append(clock.starved)
             rounds.append(row)
             if on_round is not None:
                 on_round(row)
@@ -238,7 +241,7 @@ def race(
                 columns[index].append(log)
             for index in failed:
                 columns[index] = [math.nan] * number
-            beaten_now = _beaten(columns, running, plan, estimates_us)
+            beaten_now = _beaten(columns, running, plan, estimates_us, starved)
             beaten |= beaten_now
             running -= beaten_now.keys()
             # A candidate that has used its time up keeps its samples and leaves; the leader too, as its own samples
@@ -254,17 +257,23 @@ def race(
             # The last one runs on until its own median is worth something.
             if len(running) < 2 <= count and number >= plan.least_rounds:
                 break
-            if number >= plan.least_rounds and _settled(columns, running, plan, estimates_us[0]):
+            if number >= plan.least_rounds and _settled(columns, running, plan, estimates_us[0], starved):
                 break
             next_s = sum(spent_s[i] for i in running) / number
             if clock.now_s() - started + next_s > plan.seconds:
                 break
     samples = np.stack(rounds)
     samples[:, sorted(failed)] = np.nan
-    return RaceResult(samples, beaten)
+    return RaceResult(samples, beaten, tuple(starved))
 
 
-def _settled(columns: Columns, running: Collection[int], plan: TimingPlan, first_us: float) -> bool:
+def _settled(
+    columns: Columns,
+    running: Collection[int],
+    plan: TimingPlan,
+    first_us: float,
+    starved: Sequence[bool],
+) -> bool:
     """Whether no further round would change what is known of the candidates that run.
 
     Each must be slower than the leader, in its fastest sample too, or surely no further from it than counts. The first, which is
@@ -276,7 +285,7 @@ def _settled(columns: Columns, running: Collection[int], plan: TimingPlan, first
     if not most:
         return False
     best = leader_of(columns)
-    if best and _interrupted(samples_of(columns[0]), plan, first_us):
+    if best and _interrupted(samples_of(columns[0]), plan, first_us, starved):
         return False
     for index in running:
         if index == best:
@@ -290,9 +299,11 @@ def _settled(columns: Columns, running: Collection[int], plan: TimingPlan, first
     return True
 
 
-def _interrupted(samples: Sequence[float], plan: TimingPlan, first_us: float) -> bool:
+def _interrupted(
+    samples: Sequence[float], plan: TimingPlan, first_us: float, starved: Sequence[bool]
+) -> bool:
     """Whether the first's samples are a busy machine's, or all belied by its call before the race."""
-    return is_busy(samples) or min(samples, default=0.0) > plan.hopeless * first_us
+    return is_busy(samples, starved) or min(samples, default=0.0) > plan.hopeless * first_us
 
 
 def _first_is_due(column: Sequence[float], plan: TimingPlan, estimate_us: float) -> bool:
@@ -304,7 +315,11 @@ def _first_is_due(column: Sequence[float], plan: TimingPlan, estimate_us: float)
 
 
 def _beaten(
-    columns: Columns, running: Collection[int], plan: TimingPlan, estimates_us: Sequence[float]
+    columns: Columns,
+    running: Collection[int],
+    plan: TimingPlan,
+    estimates_us: Sequence[float],
+    starved: Sequence[bool],
 ) -> dict[int, float]:
     """Candidates that are slower than the leader beyond doubt -> by how much at least, as a log ratio.
 
@@ -336,7 +351,7 @@ def _beaten(
         if least > hopeless and long:
             beaten[index] = hopeless
             continue
-        if first and _interrupted(samples_of(columns[0]), plan, estimates_us[0]):
+        if first and _interrupted(samples_of(columns[0]), plan, estimates_us[0], starved):
             continue
         if least > hopeless and len(ratios) + 1 >= _WITNESSES:
             beaten[index] = hopeless
@@ -369,11 +384,13 @@ class Trial:
         measurements: one a candidate; of the first ones alone where there was no time for the others.
         paired_log: [candidates] log latency less the leader's, paired over rounds; NaN for a failure.
         error_log: [candidates] standard error of each ``paired_log``; NaN for a failure or a single round.
+        starved: of each sample of the first candidate, whether it waited for a processor that other programs held.
     """
 
     measurements: tuple[Measurement, ...]
     paired_log: np.ndarray
     error_log: np.ndarray
+    starved: tuple[bool, ...] = ()
 
 
 def measure(
@@ -485,7 +502,7 @@ def measure(
                 workload=workload,
             )
         )
-    return Trial(tuple(measurements), paired, paired_errors)
+    return Trial(tuple(measurements), paired, paired_errors, result.starved if 0 in samples else ())
 
 
 def finite(column: np.ndarray) -> tuple[float, ...]:

@@ -70,7 +70,8 @@ class Verdict:
     def busy(self) -> bool:
         """Whether the first candidate's samples are those of a machine that other programs use too
         (:func:`kernelcast.datasets.rounds.is_busy`)."""
-        return bool(self.trial.measurements) and is_busy(self.trial.measurements[0].samples_us)
+        first = self.trial.measurements[:1]
+        return bool(first) and is_busy(first[0].samples_us, self.trial.starved)
 
     @property
     def paired_log(self) -> np.ndarray:
@@ -89,8 +90,12 @@ class Verdict:
         """What to say of a busy machine; empty for a quiet one."""
         if not self.busy:
             return ""
-        first = self.trial.measurements[0]
-        if self.scatter > BUSY_SCATTER:
+        first, starved = self.trial.measurements[0], sum(self.trial.starved)
+        if starved > len(self.trial.starved) / 2:
+            found = (
+                f"{starved} of {len(self.trial.starved)} samples of {first.candidate} waited for a processor"
+            )
+        elif self.scatter > BUSY_SCATTER:
             found = f"the middle half of the samples of {first.candidate} spreads over {self.scatter:.0%} of their median"
         else:
             long, count = interrupted(first.samples_us), len(first.samples_us)
@@ -136,14 +141,22 @@ def cautious_gain(gain_log: float, samples_us: Sequence[float], default_us: Sequ
 
 
 def _cautious_log(trial: Trial) -> np.ndarray:
-    """Paired log latencies with the gains over the first candidate that :func:`cautious_gain` leaves."""
+    """Paired log latencies with the gains over the first candidate that :func:`cautious_gain` leaves: none where each sample
+    of the first waited for a processor, as how long it takes is not known then."""
     paired = trial.paired_log.copy()
-    default_us = trial.measurements[0].samples_us
+    default_us = _fed_us(trial)
     for place in np.flatnonzero(paired < paired[0]):
         gain = float(paired[place] - paired[0])
-        gain = cautious_gain(gain, trial.measurements[place].samples_us, default_us)
+        gain = cautious_gain(gain, trial.measurements[place].samples_us, default_us) if default_us else 0.0
         paired[place] = paired[0] + gain
     return paired
+
+
+def _fed_us(trial: Trial) -> list[float]:
+    """The first candidate's samples that did not wait for a processor."""
+    samples_us = trial.measurements[0].samples_us
+    starved = trial.starved or (False,) * len(samples_us)
+    return [us for us, waited in zip(samples_us, starved, strict=True) if not waited]
 
 
 def clearly_faster(samples_us: Sequence[float], default_us: Sequence[float]) -> bool:

@@ -83,6 +83,7 @@ class ScriptedClock:
 
     cache = "warm"
     flush_bytes = 0
+    starved = False
 
     def __init__(self, *latencies_us, jitter=0.0):
         self.latencies_us = latencies_us

@@ -37,6 +37,7 @@ class RowsClock:
 
     cache = "warm"
     flush_bytes = 0
+    starved = False
 
     def __init__(self, noise):
         self.noise = noise

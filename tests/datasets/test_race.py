@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import random
 
@@ -34,6 +35,7 @@ class ScriptedClock:
 
     cache = "warm"
     flush_bytes = 0
+    starved = False
 
     def __init__(self, latencies_us, *, noise=0.0, drift=None, seed=0):
         self.latencies_us = latencies_us
@@ -79,6 +81,27 @@ def run(clock, plan=None, **options):
 
 def visits(result):
     return np.isfinite(result.samples_us).sum(axis=0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "taken", "starved"),
+    [(5, 3, True), (9, 3, False), (5, 0, False)],
+    ids=["waited", "hardly", "slept by itself"],
+)
+def test_the_clock_tells_waiting_for_a_processor_from_sleeping(monkeypatch, own_ms, taken, starved):
+    """Of 10 ms, so many on a processor, which the system took away so often."""
+    spent = itertools.count(0, 10_000_000)
+    own = itertools.count(0, own_ms * 1_000_000)
+    switches = itertools.count(7, taken)
+    monkeypatch.setattr("kernelcast.datasets.clocks.time.perf_counter_ns", lambda: next(spent))
+    monkeypatch.setattr("kernelcast.datasets.clocks.time.thread_time_ns", lambda: next(own))
+    monkeypatch.setattr("kernelcast.datasets.clocks._processors_taken", lambda: next(switches))
+    clock = CpuClock()
+    assert clock.sample_us(lambda: None, 4) == 2500.0
+    assert clock.starved is starved
+    clock.starved = not starved
+    assert clock.single_us(lambda: None) == 10_000.0
+    assert clock.starved is starved
 
 
 # --- The race ---

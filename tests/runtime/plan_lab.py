@@ -70,6 +70,7 @@ class Clock:
 
     cache = "warm"
     flush_bytes = 0
+    starved = False
 
     def sample_us(self, call, repeats):
         start = STATE.now_us

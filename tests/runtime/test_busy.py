@@ -128,6 +128,38 @@ def test_few_long_interruptions_are_said_where_the_quartiles_are_close(lab):
     )
 
 
+def starve(lab, monkeypatch, waited):
+    """Make the first candidate's samples, in turn, those of calls that waited for a processor: for a hundred times as long."""
+    turns = iter(waited)
+    samples_us = lab.Clock.sample_us
+
+    def sample_us(self, call, repeats):
+        runs = lab.STATE.runs["vendor"]
+        us = samples_us(self, call, repeats)
+        self.starved = lab.STATE.runs["vendor"] > runs and next(turns)
+        return 100 * us if self.starved else us
+
+    monkeypatch.setattr(lab.Clock, "sample_us", sample_us)
+
+
+def test_a_default_that_always_waits_for_a_processor_stays(lab, monkeypatch):
+    starve(lab, monkeypatch, [True] * 100)
+    with pytest.warns(BusyWarning, match=r"16 of 16 samples of vendor waited for a processor"):
+        found = verify(lab.a_problem(), [lab.candidate("vendor"), lab.candidate("twin")], HERE)
+    # A hundredfold, in each of the rounds that a race may have at most; but of the machine, not of the candidate.
+    assert np.exp(found.trial.paired_log[0]) > 50
+    assert len(found.trial.measurements[0].samples_us) == VERIFY_PLAN.rounds
+    assert (found.busy, found.winner, found.confidence) == (True, 0, 0.5)
+
+
+@pytest.mark.parametrize(("rival", "winner"), [("twin", 0), ("quick", 1)])
+def test_what_did_not_wait_decides(lab, monkeypatch, rival, winner):
+    starve(lab, monkeypatch, [True, True, True, False] * 4)
+    with pytest.warns(BusyWarning, match=r"12 of 16 samples of vendor waited"):
+        found = verify(lab.a_problem(), [lab.candidate("vendor"), lab.candidate(rival)], HERE)
+    assert found.winner == winner
+
+
 def test_the_warning_names_the_line_of_the_caller(lab):
     lab.STATE.latency_us = Busy(
         {name: 10 * us for name, us in lab.STATE.latency_us.items()}, probability=0.45, times=40.0, seed=1
