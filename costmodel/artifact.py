@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from kernelcast.costmodel.forest import Forest
+from kernelcast.costmodel.heads import OTHER_HEADS, order_heads
 from kernelcast.errors import ArtifactError, EarlierLayoutError
 
 #: Version of the folder's layout. In 1 the order came from one head, which nothing here can rank by.
@@ -101,7 +102,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise ArtifactError(f"{path} is larger than any manifest.")
         content = path.read_bytes()
         manifest = json.loads(content)
-        manifest_version = int(manifest["artifact_version"])
+        manifest_version = manifest["artifact_version"]
+        if type(manifest_version) is not int:
+            raise TypeError(f"its layout is {manifest_version!r}")
         written = _text(manifest)
         intact = manifest.pop("digest") == _digest(manifest) and written == content
     except FileNotFoundError as error:
@@ -164,12 +167,17 @@ def read_file(folder: Path, manifest: Mapping[str, Any], name: str) -> bytes:
 
 
 def verify_files(folder: Path) -> None:
-    """Check every file's digest, those included that only xgboost reads.
+    """Check every file's digest, those included that only xgboost reads, and that each head is among them.
 
     Raises:
         ArtifactError: a file is missing or was changed.
     """
-    for name, expected in _listed(folder, read_manifest(folder)).items():
+    manifest = read_manifest(folder)
+    listed = _listed(folder, manifest)
+    for head in (*order_heads(manifest.get("estimate")), *OTHER_HEADS):
+        if f"{head}.npz" not in listed:
+            raise ArtifactError(f"{folder}: The model has no head {head!r}. Train it again.")
+    for name, expected in listed.items():
         _read_checked(folder / name, expected)
 
 

@@ -1,7 +1,7 @@
 """Every error that kernelcast raises on purpose.
 
 Each message says what was wrong, what was seen and what to do next; the command line prints that sentence and exits
-with status 2. A leaf module: it imports nothing of kernelcast, and every room may import it.
+with status 2. What is no error is said by :func:`warn`. A leaf module: it imports nothing of kernelcast, and every room may import it.
 
 ::
 
@@ -22,9 +22,24 @@ with status 2. A leaf module: it imports nothing of kernelcast, and every room m
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
+
+#: Packages whose frames are not the caller's: ours, and those through which ours may have been called.
+_NOT_THE_CALLER = frozenset({__name__.partition(".")[0], "torch", "triton"})
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the nearest line of the call stack that is neither ours nor of a framework that called us."""
+    level, frame = 2, sys._getframe(1)
+    while (
+        frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_CALLER
+    ):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 class KernelcastError(Exception):

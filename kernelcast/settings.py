@@ -17,11 +17,10 @@ a launcher may change it after the import.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from kernelcast.errors import SettingsError
+from kernelcast.errors import SettingsError, warn
 
 #: What :data:`os.environ` reads and writes, with encoded names and values: a lookup here takes 0.03 us, one there 0.8 us when
 #: the name is absent, as that raises and catches. Changes through ``os.environ`` show at once.
@@ -92,9 +91,8 @@ def disabled() -> bool:
         # Who reaches for the switch wants torch, not an error in the middle of a program.
         if value not in _warned_of:
             _warned_of.add(value)
-            warnings.warn(
-                f"KERNELCAST_DISABLE is {value!r}; it must be 0 or 1. It counts as 1: torch's own operators run.",
-                stacklevel=2,
+            warn(
+                f"KERNELCAST_DISABLE is {value!r}; it must be 0 or 1. It counts as 1: torch's own operators run."
             )
         return True
     return value == "1"

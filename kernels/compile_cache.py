@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
+from kernelcast.errors import warn
 from kernelcast.kernels.compile import CompileFacts
 
 #: How every line begins: one that begins so and does not end is what a killed writer left.
@@ -102,7 +102,7 @@ class CompileCache:
         return held
 
     def _warn(self, fault: str) -> None:
-        warnings.warn(f"{fault}; what is missing is compiled again.", CompileCacheWarning, stacklevel=4)
+        warn(f"{fault}; what is missing is compiled again.", CompileCacheWarning)
 
 
 def _parse(line: bytes) -> tuple[str, CompileFacts, float]:

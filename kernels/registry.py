@@ -7,7 +7,6 @@ import importlib.util
 import pkgutil
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from importlib.metadata import entry_points
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kernelcast import settings
-from kernelcast.errors import IllegalCandidateError, KernelcastError, SettingsError, UnknownNameError
+from kernelcast.errors import IllegalCandidateError, KernelcastError, SettingsError, UnknownNameError, warn
 from kernelcast.kernels.candidate import Block, Candidate, CandidateTable
 from kernelcast.kernels.device import Device
 from kernelcast.kernels.operation import Operation, Variant
@@ -319,7 +318,4 @@ def _load_entry_points() -> None:
         try:
             entry.load()
         except Exception as error:  # noqa: BLE001 - another package's fault must not take the catalogue away
-            warnings.warn(
-                f"The operations of {entry.value} cannot be loaded ({type(error).__name__}: {error}).",
-                stacklevel=3,
-            )
+            warn(f"The operations of {entry.value} cannot be loaded ({type(error).__name__}: {error}).")

@@ -6,13 +6,12 @@ import contextlib
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernelcast.errors import InvalidRecordError, KernelcastError
+from kernelcast.errors import InvalidRecordError, KernelcastError, warn
 from kernelcast.kernels import Candidate, Device, Problem, operation, require_legal, variant
 from kernelcast.runtime import cache_files
 from kernelcast.runtime.cache_files import CACHE_VERSION, CacheEntry, Removal
@@ -119,7 +118,7 @@ class SelectionCache:
         if found.left:
             path, reason = found.left[0]
             more = f" and {len(found.left) - 1} more" if len(found.left) > 1 else ""
-            warn_once(f"{path}{more} cannot be removed ({reason}).", stacklevel=2)
+            warn_once(f"{path}{more} cannot be removed ({reason}).")
         return found.removed
 
     def forget(self, keys: Iterable[CacheKey] | None = None) -> Removal:
@@ -302,12 +301,12 @@ def _reason(error: Exception) -> str:
 _said: set[str] = set()
 
 
-def warn_once(message: str, *, stacklevel: int) -> None:
+def warn_once(message: str) -> None:
     """A :class:`CacheWarning`, unless this process had the same before."""
     if message not in _said:
-        warnings.warn(message, CacheWarning, stacklevel=stacklevel + 1)
+        warn(message, CacheWarning)
         _said.add(message)  # after it: a warning that is an error stays one
 
 
 def _warn(message: str) -> None:
-    warn_once(f"{message}; selecting without it.", stacklevel=3)
+    warn_once(f"{message}; selecting without it.")

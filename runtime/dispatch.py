@@ -9,7 +9,6 @@ import inspect
 import itertools
 import os
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from torch.autograd import forward_ad
 
 from kernelcast import settings
 from kernelcast.datasets.timing import tf32_allowed
-from kernelcast.errors import InvalidProblemError, SettingsError
+from kernelcast.errors import InvalidProblemError, SettingsError, warn
 from kernelcast.kernels import Candidate, Problem, operation, variant
 from kernelcast.kernels.detect import detect
 from kernelcast.kernels.operation import Launcher
@@ -254,7 +253,7 @@ def resolve(
         # A mistyped variable of the environment concerns every call: said once, not for each problem.
         if str(error) not in _warned_of:
             _warned_of.add(str(error))
-            warnings.warn(f"{error} Until then torch's own runs.", LaunchWarning, stacklevel=3)
+            warn(f"{error} Until then torch's own runs.", LaunchWarning)
         return _remember(key, own)
     except Exception as error:  # noqa: BLE001 - a drop-in must not end what torch's own would not
         _warn(f"No candidate of {described} could be selected", error)
@@ -356,6 +355,4 @@ def rescue(key: tuple[Any, ...], failed: Launcher, error: Exception) -> Launcher
 
 
 def _warn(what: str, error: Exception) -> None:
-    warnings.warn(
-        f"{what} ({type(error).__name__}: {error}); torch's own runs instead.", LaunchWarning, stacklevel=4
-    )
+    warn(f"{what} ({type(error).__name__}: {error}); torch's own runs instead.", LaunchWarning)

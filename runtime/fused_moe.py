@@ -7,14 +7,13 @@ with one config, so a config is judged by the sum of both. With M tokens, each s
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from kernelcast.errors import IllegalCandidateError, InvalidProblemError, KernelcastError, SettingsError
+from kernelcast.errors import IllegalCandidateError, InvalidProblemError, KernelcastError, SettingsError, warn
 from kernelcast.kernels import Block, Candidate, Device, Problem
 from kernelcast.kernels.detect import detect, torch_device
 from kernelcast.kernels.ops.grouped_gemm.schema import GROUPED_GEMM
@@ -197,20 +196,19 @@ def write(
         selector=selector,
     )
     if mode == "verify" and made.hindrance:
-        warnings.warn(made.hindrance, PlanWarning, stacklevel=2)
-    warn_of_guesses(made, stacklevel=3)
+        warn(made.hindrance, PlanWarning)
+    warn_of_guesses(made)
     return made.save(path)
 
 
-def warn_of_guesses(made: Plan, *, stacklevel: int = 2) -> None:
+def warn_of_guesses(made: Plan) -> None:
     """Warn of configs that nothing stands behind but the roofline."""
     guessed = [choice for choice in made.choices if choice.source == "analytic"]
     if guessed:
-        warnings.warn(
+        warn(
             f"{len(guessed)} of {len(made.choices)} configs of {made.name} come from the roofline, which hardly tells tile sizes "
             f"apart ({guessed[0].reason.rstrip('.')}). Compare them with the server's own before you use them.",
             PlanWarning,
-            stacklevel=stacklevel,
         )
 
 

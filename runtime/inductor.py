@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from kernelcast import settings
 from kernelcast.costmodel import AnalyticModel, Prediction
 from kernelcast.datasets.journal import Journal
 from kernelcast.datasets.record import Environment, Measurement, Protocol
-from kernelcast.errors import ModelError, SettingsError
+from kernelcast.errors import ModelError, SettingsError, warn
 from kernelcast.kernels import CandidateTable, Problem
 from kernelcast.runtime.inductor_choices import Choices, describe
 from kernelcast.runtime.selector import Selector
@@ -263,7 +262,7 @@ class Session:
             self._warned.add(about)
         if error is not None:
             what = f"{what} ({type(error).__name__}: {error}); Inductor goes on as without kernelcast"
-        warnings.warn(f"{what}.", InductorWarning, stacklevel=3)
+        warn(f"{what}.", InductorWarning)
 
     def close(self) -> None:
         """Close the journal; a later timing opens another."""
@@ -360,11 +359,7 @@ def _hook(session: Session) -> None:
     ):
         add: Callable[[Any], None] | None = getattr(select_algorithm, name, None)
         if add is None:
-            warnings.warn(
-                f"Inductor of torch {torch.__version__} has no {name}, so {lost}.",
-                InductorWarning,
-                stacklevel=4,
-            )
+            warn(f"Inductor of torch {torch.__version__} has no {name}, so {lost}.", InductorWarning)
         else:
             add(function)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 from kernelcast.datasets.journal import Journal
 from kernelcast.datasets.record import Measurement
 from kernelcast.datasets.timing import TimingPlan
-from kernelcast.errors import KernelcastError, StoreError
+from kernelcast.errors import KernelcastError, StoreError, warn
 from kernelcast.kernels import Device, Problem, operation
 from kernelcast.kernels.detect import detect, torch_device
 from kernelcast.runtime.compile_ahead import compile_ahead
@@ -165,7 +164,7 @@ class Measurer:
                 for measurement in measurements:
                     self._journal.append(measurement)
             except StoreError as error:
-                warnings.warn(f"{error} The measurements of this selection are not kept.", stacklevel=5)
+                warn(f"{error} The measurements of this selection are not kept.")
                 self._store = None
 
 

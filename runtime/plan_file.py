@@ -7,7 +7,6 @@ import json
 import math
 import os
 import tempfile
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from kernelcast.errors import (
     InvalidRecordError,
     KernelcastError,
     UnknownNameError,
+    warn,
 )
 from kernelcast.kernels import Candidate, Device, operation, variant
 from kernelcast.runtime.plan import Plan, PlanWarning, build_problem
@@ -197,9 +197,7 @@ def for_device(plan: Plan, device: Device) -> Plan:
     if not changed:
         return plan if plan.device == device else replace(plan, device=device)
     stale = f"its measurements are of another environment ({'; '.join(changed)})"
-    warnings.warn(
-        f"The plan {plan.title} counts as a forecast: {stale}. Make it again.", PlanWarning, stacklevel=4
-    )
+    warn(f"The plan {plan.title} counts as a forecast: {stale}. Make it again.", PlanWarning)
     return replace(plan, device=device, stale=stale)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from kernelcast.costmodel import AnalyticModel, Prediction, RankingModel
 from kernelcast.costmodel.locate import find_champion
-from kernelcast.errors import KernelcastError, ModelError
+from kernelcast.errors import KernelcastError, ModelError, warn
 from kernelcast.kernels import Candidate, CandidateTable, Device, Problem, candidates, operation
 
 #: Rows in which a default that has parameters is looked for.
@@ -163,7 +162,7 @@ class Rankers:
             model.facts.setdefault("version", folder.name)
             return model, f"ranked by model {folder.name}"
         except (KernelcastError, KeyError) as error:
-            warnings.warn(f"{error} Ranking by the roofline instead.", ModelWarning, stacklevel=5)
+            warn(f"{error} Ranking by the roofline instead.", ModelWarning)
             return None, f"the model of {operation_name} cannot be used ({error})"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kernelcast import settings
 from kernelcast.datasets.timing import TimingPlan
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import KernelcastError, warn
 from kernelcast.kernels import Candidate, Device, Problem
 from kernelcast.kernels.detect import detect
 from kernelcast.kernels.registry import on_change
@@ -422,7 +421,7 @@ class Selector:
                 try:
                     self._settle(problem, mode)
                 except Exception as error:  # noqa: BLE001 - nobody waits for this thread
-                    warnings.warn(f"{problem} could not be verified ({error!r}).", stacklevel=2)
+                    warn(f"{problem} could not be verified ({error!r}).")
                     self.cache.put(
                         self._key(problem, mode), self._default(problem, f"{error!r}."), on_disk=False
                     )
@@ -457,9 +456,7 @@ class Selector:
         try:
             return [each for each in self._priors(problem) if is_legal(problem, self.device, each)]
         except Exception as error:  # noqa: BLE001 - it is the caller's, and a selection does without
-            warnings.warn(
-                f"The priors of {problem} could not be had ({error!r}); selecting without.", stacklevel=2
-            )
+            warn(f"The priors of {problem} could not be had ({error!r}); selecting without.")
             return []
 
     def _default(self, problem: Problem, reason: str) -> Selection:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from triton.runtime.autotuner import Autotuner
 
 from kernelcast import settings
-from kernelcast.errors import KernelcastError, SettingsError
+from kernelcast.errors import KernelcastError, SettingsError, warn
 from kernelcast.runtime import Selector
 from kernelcast.runtime import dispatch as drop_ins
 from kernelcast.runtime.triton_choice import Choice
@@ -89,7 +88,8 @@ class TunedKernel(Autotuner):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel with the config of its key, which is chosen first where it is not remembered.
 
-        What kernelcast cannot describe, such as a device that it does not know, is tuned by Triton alone, with a warning.
+        What kernelcast cannot describe, such as a device that it does not know, is tuned by Triton alone, with a warning; so is
+        everything while ``KERNELCAST_MODE`` is none.
         """
         if len(self.configs) <= 1 or settings.disabled():
             return super().run(*args, **kwargs)
@@ -123,12 +123,8 @@ class TunedKernel(Autotuner):
             with _tuning:
                 try:
                     config = self._chosen(key, where, call, args, kwargs, failed)
-                except SettingsError:
-                    raise
                 except KernelcastError as error:
-                    warnings.warn(
-                        f"{error} Triton alone tunes {self._operation}.", drop_ins.LaunchWarning, stacklevel=4
-                    )
+                    warn(f"{error} Triton alone tunes {self._operation}.", drop_ins.LaunchWarning)
                     return super().run(*args, **kwargs)
             if config is None:
                 assert latest is not None

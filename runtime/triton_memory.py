@@ -12,13 +12,13 @@ import json
 import math
 import os
 import stat
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kernelcast.datasets.journal import write_durably
+from kernelcast.errors import warn
 from kernelcast.runtime import CacheWarning
 from kernelcast.runtime.cache import LOCK_SECONDS, warn_once
 from kernelcast.runtime.triton_key import TunedKey
@@ -163,8 +163,8 @@ def _digest(key: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
 
 
 def _warn_of_folder(fault: str) -> None:
-    warn_once(f"The tuned configs in {fault}; tuning goes on without it.", stacklevel=4)
+    warn_once(f"The tuned configs in {fault}; tuning goes on without it.")
 
 
 def _warn(message: str) -> None:
-    warnings.warn(f"{message}; tuning goes on without it.", CacheWarning, stacklevel=4)
+    warn(f"{message}; tuning goes on without it.", CacheWarning)

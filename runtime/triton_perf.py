@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 
 from kernelcast import settings
 from kernelcast.costmodel import AnalyticModel, RankingModel
-from kernelcast.errors import InvalidRecordError, UnknownNameError
+from kernelcast.errors import InvalidRecordError, UnknownNameError, warn
 from kernelcast.kernels import Candidate, CandidateTable, Device, Operation, Problem, operation, variant
 from kernelcast.runtime import ModelWarning
 from kernelcast.runtime.dispatch import selector_for
@@ -59,10 +58,9 @@ class PerfModel(ABC):
         except Exception as error:  # noqa: BLE001 - a forecast must not end what runs without it
             if not self._warned:
                 self._warned = True
-                warnings.warn(
+                warn(
                     f"No forecast ({type(error).__name__}: {error}). The configs keep the order in which they are declared.",
                     ModelWarning,
-                    stacklevel=3,
                 )
             return 0.0
 
@@ -239,12 +237,11 @@ class _OfKernel(PerfModel):
         return call.problem(self._operation_name, threads=threads)
 
     def _without_model(self, device: Device) -> None:
-        warnings.warn(
+        warn(
             f"There is no model of {self._operation_name} for {device.name}; the configs keep the order in which they are "
             f"declared. Record timings with kernelcast.triton.record() and train one: kernelcast train --op "
             f"{self._operation_name}",
             ModelWarning,
-            stacklevel=7,
         )
 
 

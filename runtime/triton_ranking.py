@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kernelcast.costmodel import RankingModel
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import KernelcastError, warn
 from kernelcast.kernels import Device, Problem
 from kernelcast.runtime import ModelWarning
 from kernelcast.runtime.triton_configs import MeasuredKey, nearest, spread, table_of
@@ -62,7 +61,7 @@ def rank(
                 version = str(model.facts.get("version", ""))
                 return ConfigOrder(tuple(prediction.order().tolist()), "model", version)
         except KernelcastError as error:
-            warnings.warn(f"{error} Ranking without the model.", ModelWarning, stacklevel=4)
+            warn(f"{error} Ranking without the model.", ModelWarning)
     near = nearest(configs, problem, measured)
     if near is not None:
         return ConfigOrder(tuple(near), "nearest")

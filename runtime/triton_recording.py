@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +20,7 @@ from triton import knobs
 from triton.runtime.autotuner import Autotuner
 
 from kernelcast import settings
+from kernelcast.errors import warn
 from kernelcast.kernels import Device
 from kernelcast.runtime import Selector
 from kernelcast.runtime.dispatch import selector_for
@@ -215,6 +215,4 @@ def _told(tuner: Any, args: Sequence[Any], given: Mapping[str, Any], results: Ma
             for recording in list(_active):
                 recording._keep(tuner, call, timings)
     except Exception as error:  # noqa: BLE001 - a kernel must not fail for what is kept of it
-        warnings.warn(
-            f"The timings of a kernel are not kept ({type(error).__name__}: {error}).", stacklevel=4
-        )
+        warn(f"The timings of a kernel are not kept ({type(error).__name__}: {error}).")

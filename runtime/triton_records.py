@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kernelcast.datasets.record import Environment, Measurement, Protocol
-from kernelcast.errors import KernelcastError
+from kernelcast.errors import KernelcastError, warn
 from kernelcast.kernels import Candidate, Device, Problem
 from kernelcast.runtime import Selector
 
@@ -125,4 +124,4 @@ def send(selector: Selector, measurements: Sequence[Measurement | None]) -> None
     try:
         selector.measurer.record(found)
     except (KernelcastError, OSError) as error:
-        warnings.warn(f"{error} The timings of this kernel are not kept.", stacklevel=4)
+        warn(f"{error} The timings of this kernel are not kept.")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +18,7 @@ from kernelcast.datasets.timing import (
     quantile,
     scatter_of,
 )
+from kernelcast.errors import warn
 from kernelcast.kernels import Candidate, Device, Problem
 
 #: But noise never makes a tie of candidates further apart than this, in log latency; of one and the default it does.
@@ -37,9 +36,6 @@ _TIE_ERRORS = 2.0
 #: Share of the samples that interruptions leave alone, as good as always.
 _QUICK = 0.1
 _QUICK_QUARTER = 0.25
-
-#: Packages whose frames are not the caller's: ours, and torch's, through which a drop-in may have been called.
-_NOT_THE_CALLER = frozenset({__name__.partition(".")[0], "torch"})
 
 
 class BusyWarning(UserWarning):
@@ -190,22 +186,11 @@ def _warn_busy(problem: Problem, verdict: Verdict) -> None:
     if _warned:
         return
     _warned.add(True)
-    warnings.warn(
+    warn(
         f"While {problem} was verified {verdict.note}. What other programs run meanwhile may decide between candidates: "
         f"verify on a quiet machine (`kernelcast doctor` checks it), or again with `kernelcast cache verify`. This is said once.",
         BusyWarning,
-        stacklevel=_caller_level(),
     )
-
-
-def _caller_level() -> int:
-    """The ``stacklevel`` at which :func:`_warn_busy` warns of the nearest line that is neither ours nor torch's."""
-    level, frame = 1, sys._getframe(1)
-    while (
-        frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_CALLER
-    ):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def decide(paired_log: np.ndarray, error_log: np.ndarray) -> tuple[int | None, float]:

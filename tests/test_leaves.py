@@ -96,8 +96,9 @@ def test_modes_and_the_kill_switch(monkeypatch):
 def test_a_kill_switch_of_another_value_counts_as_on_and_warns_once(monkeypatch):
     monkeypatch.setattr(settings, "_warned_of", set())
     monkeypatch.setenv("KERNELCAST_DISABLE", "yes")
-    with pytest.warns(UserWarning, match="'yes'; it must be 0 or 1. It counts as 1"):
+    with pytest.warns(UserWarning, match="'yes'; it must be 0 or 1. It counts as 1") as given:
         assert settings.disabled()
+    assert [each.filename for each in given] == [__file__]  # our own frames are passed over
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert settings.disabled()

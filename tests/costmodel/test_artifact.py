@@ -179,6 +179,15 @@ def test_a_manifest_of_a_later_version_asks_for_an_upgrade(folder):
         RankingModel.load(folder)
 
 
+@pytest.mark.parametrize(
+    "version", [ARTIFACT_VERSION + 0.9, str(ARTIFACT_VERSION), True, None, float(ARTIFACT_VERSION)]
+)
+def test_a_layout_is_a_whole_number(folder, version):
+    rewritten(folder, artifact_version=version)
+    with pytest.raises(ArtifactError, match="not a model's manifest"):
+        read_manifest(folder)
+
+
 def test_a_wrong_digest(folder):
     whole = (folder / "manifest.json").read_bytes()
     manifest = json.loads(whole)
@@ -232,8 +241,9 @@ def test_a_manifest_that_lists_no_files(folder, files):
 def test_a_manifest_that_leaves_a_head_out(folder, head):
     files = read_manifest(folder)["files"]
     rewritten(folder, files={name: digest for name, digest in files.items() if name != f"{head}.npz"})
-    with pytest.raises(ArtifactError, match=f"no head '{head}'"):
-        RankingModel.load(folder)
+    for read in (RankingModel.load, verify_files):
+        with pytest.raises(ArtifactError, match=f"no head '{head}'"):
+            read(folder)
 
 
 @pytest.mark.parametrize(
@@ -419,4 +429,4 @@ def test_two_writers_of_one_model_do_not_meet(tmp_path):
     assert outcomes.count("written") == 1
     assert outcomes.count("refused") == 7
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    verify_files(tmp_path / "model")
+    read_artifact(tmp_path / "model")

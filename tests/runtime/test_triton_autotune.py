@@ -451,6 +451,18 @@ def test_who_is_stopped_in_the_middle_has_not_timed_in_vain(home):
     assert (again.add(), again.timed) == (256, [128, 256])
 
 
+def test_under_a_mistyped_mode_triton_tunes_alone(monkeypatch, home):
+    tuned = Tuned(autotune)
+    monkeypatch.setenv("KERNELCAST_MODE", "foo")
+    with pytest.warns(
+        dispatch.LaunchWarning, match=r"KERNELCAST_MODE is 'foo'; .* Triton alone tunes"
+    ) as given:
+        assert tuned.add() == 256
+    assert (len(given), tuned.timed) == (1, [16, 32, 64, 128, 256])
+    monkeypatch.delenv("KERNELCAST_MODE")
+    assert tuned.add() == 256
+
+
 def test_what_kernelcast_cannot_describe_triton_tunes_alone(monkeypatch, home):
     tuned = Tuned(autotune)
 
