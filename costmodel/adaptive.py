@@ -102,7 +102,8 @@ class Calibration:
         alone: regret expected of measuring the first row alone (most often the default) -> mean regret where so much was
             expected, and two standard errors of it.
         several: the same of measuring two rows and more.
-        bounds: mean regret over problems -> the bound on each problem's expected regret that came to it.
+        bounds: mean regret over problems, and two standard errors of it -> the bound on each problem's expected regret that came to
+            it.
         widening: factor on the errors of a problem beyond training.
         problems: how many left-out problems are behind it.
 

@@ -157,8 +157,7 @@ def _came_true(believed: np.ndarray, true: np.ndarray) -> Curve:
     points = []
     for part in np.array_split(np.arange(len(xs)), min(_POINTS, len(xs))):
         points.append(float(np.exp(np.log(xs[part]).mean())))
-        # Two standard errors more than what was seen: what is promised should hold.
-        means.append(float(ys[part].mean() + 2.0 * ys[part].std() / math.sqrt(len(part))))
+        means.append(_surely(ys[part]))
         counts.append(len(part))
     rising = _never_falling(np.maximum(means, _LEAST_TRUE), np.array(counts, dtype=np.float64))
     places, values = np.unique(points, return_index=True)
@@ -166,17 +165,23 @@ def _came_true(believed: np.ndarray, true: np.ndarray) -> Curve:
 
 
 def _bounds(expected: np.ndarray, true: np.ndarray) -> Curve:
-    """For each target the largest bound on a problem's expected regret that keeps the mean true regret under it."""
+    """For each target the largest bound on a problem's expected regret that keeps the mean true regret under it, and two
+    standard errors of that mean."""
     means = np.empty(len(_BOUNDS))
     for i, bound in enumerate(_BOUNDS):
         enough = expected <= bound
         chosen = np.where(enough.any(axis=1), enough.argmax(axis=1), expected.shape[1] - 1)
-        means[i] = true[np.arange(len(true)), chosen].mean()
+        means[i] = _surely(true[np.arange(len(true)), chosen])
     limits = []
     for target in _TARGETS:
         kept = np.flatnonzero(means <= target)
         limits.append(float(_BOUNDS[kept[-1]] if len(kept) else _BOUNDS[0]))
     return Curve(_TARGETS, tuple(np.maximum.accumulate(limits).tolist()))
+
+
+def _surely(regrets: np.ndarray) -> float:
+    """The mean, and two standard errors more than what was seen: what is promised should hold."""
+    return float(regrets.mean() + 2.0 * regrets.std() / math.sqrt(len(regrets)))
 
 
 def _never_falling(values: np.ndarray, weights: np.ndarray) -> np.ndarray:

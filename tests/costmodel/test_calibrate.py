@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernelcast.costmodel.adaptive import MOST, expected_regrets
-from kernelcast.costmodel.calibrate import _never_falling, assess, calibrate
+from kernelcast.costmodel.calibrate import _BOUNDS, _bounds, _never_falling, assess, calibrate
 from kernelcast.costmodel.uncertainty import LeftOut
 from kernelcast.kernels import Candidate, CandidateTable, Problem
 
@@ -61,6 +61,21 @@ def test_a_bound_on_the_mean_is_where_the_mean_came_true():
     found = calibrate(left_out, target, group, default, np.zeros(1500, dtype=bool))
     assert found.bounds(np.array(0.005)) > 0.005
     assert (np.diff(found.bounds.ys) >= 0).all()
+
+
+def test_a_bound_on_the_mean_leaves_two_standard_errors():
+    # The first of two rows loses just what is expected of it, so a bound admits the problems up to it.
+    regret = np.linspace(0.0, 0.1, 200)
+    both = np.stack([regret, np.zeros(200)], axis=1)
+    limit = float(_bounds(both, both)(np.array(0.005)))
+    step = float(_BOUNDS[1] / _BOUNDS[0])
+
+    def came_to(bound):
+        lost = np.where(regret <= bound, regret, 0.0)
+        return lost.mean() + 2 * lost.std() / np.sqrt(200)
+
+    assert came_to(limit) <= 0.005 < came_to(limit * step)
+    assert np.where(regret <= limit, regret, 0.0).mean() < 0.0045
 
 
 def test_errors_beyond_training_are_widened_by_what_was_seen():
