@@ -28,6 +28,7 @@ from kernelcast.training import held_out as held
 from kernelcast.training import registry
 from kernelcast.training.compiled import gather
 from kernelcast.training.data import dataset_hash
+from kernelcast.training.drawing import Tuned, draw_hyperparameters
 from kernelcast.training.gate import Decision, Scores, Standing, judge
 from kernelcast.training.metrics import KS
 from kernelcast.training.mlflow_registry import Registration
@@ -57,6 +58,8 @@ class TrainResult:
         promoted: whether the model now stands for its device and operation.
         reason: why, with the figures.
         tracking_warning: why the run was not uploaded, else empty.
+        drawn: what came of other hyperparameters (:class:`kernelcast.training.drawing.Tuned`), as plain JSON values; None where
+            none were drawn.
     """
 
     model_dir: Path
@@ -65,6 +68,7 @@ class TrainResult:
     promoted: bool
     reason: str
     tracking_warning: str = ""
+    drawn: dict[str, Any] | None = None
 
 
 def train(
@@ -78,6 +82,7 @@ def train(
     tracking: bool = True,
     compile_cache: CompileCache | None = None,
     others: Sequence[ProblemData] = (),
+    draws: int = 0,
     on_progress: OnProgress | None = None,
 ) -> TrainResult:
     """Fit, judge, register and track a model, and promote it if it passes :mod:`kernelcast.training.gate`.
@@ -97,6 +102,8 @@ def train(
             are in it (:data:`kernelcast.training.compiled.LEAST_SHARE`).
         others: problems of the operation measured on other devices, to learn from as well
             (:mod:`kernelcast.training.transfer`). The model is judged on this device's problems alone.
+        draws: other hyperparameters that are tried by cross-validation (:mod:`kernelcast.training.drawing`); 0 takes those of
+            :func:`hyperparameters`. The models that are judged on held-out shapes choose theirs without these.
         on_progress: see :data:`OnProgress`.
 
     Raises:
@@ -113,16 +120,36 @@ def train(
             [*others, *part], _estimator(chosen), compiled=gathered.compiled, weights=weights
         )
 
+    # The error head does not take part in the order, so the models that are only judged do without it.
+    def fit_order(part: Sequence[ProblemData], changes: Mapping[str, Any]) -> RankingModel:
+        return fit(part, {**params, **changes, "error_folds": 1})
+
+    def tuned(part: Sequence[ProblemData], share: float) -> Tuned | None:
+        if not draws:
+            return None
+        return draw_hyperparameters(
+            part,
+            fit_order,
+            draws=draws,
+            seed=seed,
+            on_fit=lambda done, fits: tell(f"trying hyperparameters, fit {done} of {fits}", share),
+        )
+
+    def fit_tuned(part: Sequence[ProblemData]) -> RankingModel:
+        found = tuned(part, 0.0)
+        return fit_order(part, found.changes if found else {})
+
     tell("reading compiled facts", 0.0)
     gathered = gather(data, compile_cache if data else None)
     tell("fitting without the held-out shapes", 0.0)
-    # The error head does not take part in the order, so the models that are only judged do without it.
     results = held.judge_held_out(
         data,
-        lambda part: fit(part, {**params, "error_folds": 1}),
+        fit_tuned,
         holdout=holdout,
         on_split=lambda done, parts: tell("fitting without the held-out shapes", 0.5 * done / parts),
     )
+    chosen = tuned(data, 0.5)
+    params |= chosen.changes if chosen else {}
     tell("fitting on everything", 0.5)
     model = fit(data, params)
     tell("registering", 0.9)
@@ -139,6 +166,7 @@ def train(
         **({"others": _composition_of_others(others)} if others else {}),
         "seed": seed,
         "hyperparameters": params,
+        **({"drawn": chosen.to_json()} if chosen else {}),
         "compile_facts": gathered.to_json(),
         "libraries": {name: found for name in _LIBRARIES if (found := _installed(name)) != "absent"},
         "python": platform.python_version(),
@@ -163,7 +191,15 @@ def train(
         tell("tracking", 0.95)
         tracked = _track(path, results, decision, started)
     tell("done", 1.0)
-    return TrainResult(path, tracked.run_id, scores, decision.promoted, decision.reason, tracked.warning)
+    return TrainResult(
+        path,
+        tracked.run_id,
+        scores,
+        decision.promoted,
+        decision.reason,
+        tracked.warning,
+        chosen.to_json() if chosen else None,
+    )
 
 
 def _check(data: Sequence[ProblemData], device: Device, others: Sequence[ProblemData]) -> str:

@@ -46,6 +46,14 @@ def train(
     holdout: Annotated[
         float, typer.Option("--holdout", help="Share of the shapes to hold out, for the scores.")
     ] = 0.2,
+    draws: Annotated[
+        int,
+        typer.Option(
+            "--draws",
+            min=0,
+            help="Other hyperparameters to try, by cross-validation on the training problems. Each takes three fits, twice.",
+        ),
+    ] = 0,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the trees.")] = 0,
     track: Annotated[bool, typer.Option("--track/--no-track", help="Write an MLflow run.")] = True,
     compile_facts: Annotated[
@@ -98,6 +106,7 @@ def train(
             tracking=track,
             compile_cache=CompileCache(settings.compile_cache_dir()) if compile_facts == "auto" else None,
             others=others,
+            draws=draws,
             on_progress=on_progress,
         )
     if as_json:
@@ -110,6 +119,7 @@ def train(
                 "held_out": result.scores,
                 "promoted": result.promoted,
                 "reason": result.reason,
+                "drawn": result.drawn,
                 "tracking_warning": result.tracking_warning,
             }
         )
@@ -140,6 +150,8 @@ def _show(result: TrainResult, problems: int, left_out: int, others: int) -> Non
         for name, kinds in scores["rankers"].items():
             table.add_row(name.replace("_", " "), *(f"{kinds['with_default'][k]['geomean']:.4f}" for k in ks))
         out.print(table)
+    if result.drawn:
+        out.print(escape(result.drawn["reason"]), soft_wrap=True)
     verdict = "[green]Promoted.[/green]" if result.promoted else "[yellow]Not promoted.[/yellow]"
     out.print(f"{verdict} {escape(result.reason)}", soft_wrap=True)
     if result.run_id:
