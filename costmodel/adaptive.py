@@ -238,7 +238,8 @@ def choose(
         curve[skipped : skipped + len(believed)] = believed[: len(curve) - skipped]
     limit = -math.log1p(-target_regret)
     if bound == "mean" and prediction.calibration is not None:
-        limit = float(prediction.calibration.bounds(np.array(limit)))
+        # Never less than what each problem may have: of few problems the errors of the mean alone may be more than the target.
+        limit = max(float(prediction.calibration.bounds(np.array(limit))), limit)
     enough = np.flatnonzero(curve <= limit)
     count = int(enough[0]) + 1 if len(enough) else len(curve)
     shares = -np.expm1(-curve)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from kernelcast.datasets.rounds import UNDISTURBED, Disturbance
 from kernelcast.kernels import Device
 
 #: No sample is shorter than this: a device's own clock may read the same before and after an empty call.
@@ -22,12 +23,12 @@ class Clock(Protocol):
     Attributes:
         cache: ``"warm"`` or ``"cold"``: what a sample finds in the caches.
         flush_bytes: bytes written before each sample to empty them.
-        starved: whether the calls of the last sample waited for a processor that other programs held.
+        disturbance: what kept the calls of the last sample waiting.
     """
 
     cache: str
     flush_bytes: int
-    starved: bool
+    disturbance: Disturbance
 
     def sample_us(self, call: Callable[[], Any], repeats: int) -> float:
         """Mean time of ``repeats`` calls in microseconds, after one call that is not counted."""
@@ -45,14 +46,13 @@ class Clock(Protocol):
 class CpuClock:
     """Times calls that are done when they return.
 
-    ``starved`` needs two signs: the calling thread had a processor for less than four fifths of the sample, and the system
-    took one from a thread of this process meanwhile. A thread that sleeps until others of its process are done shows the first
-    alone.
+    A sample is starved by two signs: the calling thread had a processor for less than four fifths of it, and the system took
+    one from a thread of this process meanwhile. A thread that sleeps until others of its process are done shows the first alone.
     """
 
     cache = "warm"
     flush_bytes = 0
-    starved = False
+    disturbance = UNDISTURBED
 
     def sample_us(self, call: Callable[[], Any], repeats: int) -> float:
         """Mean time of ``repeats`` calls after one that is not counted."""
@@ -64,13 +64,17 @@ class CpuClock:
         return self._time_us(call, 1)
 
     def _time_us(self, call: Callable[[], Any], repeats: int) -> float:
-        taken, own = _processors_taken(), time.thread_time_ns()
+        before, own = resource.getrusage(resource.RUSAGE_SELF), time.thread_time_ns()
         start = time.perf_counter_ns()
         for _ in range(repeats):
             call()
         spent = time.perf_counter_ns() - start
         own = time.thread_time_ns() - own
-        self.starved = own < _STARVED_SHARE * spent and _processors_taken() > taken
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        self.disturbance = Disturbance(
+            starved=own < _STARVED_SHARE * spent and after.ru_nivcsw > before.ru_nivcsw,
+            sleeps=(after.ru_nvcsw - before.ru_nvcsw) / repeats,
+        )
         return max(spent / 1000.0 / repeats, LEAST_US)
 
     def now_s(self) -> float:
@@ -86,7 +90,7 @@ class GpuClock:
     """
 
     cache = "cold"
-    starved = False
+    disturbance = UNDISTURBED  # a device's own clock stands still for none of it
 
     def __init__(self, device: Device) -> None:
         import torch
@@ -120,11 +124,6 @@ class GpuClock:
     def now_s(self) -> float:
         """The host's clock."""
         return time.perf_counter()
-
-
-def _processors_taken() -> int:
-    """How often the system took a processor from a thread of this process that would have run on."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def clock_for(device: Device) -> Clock:

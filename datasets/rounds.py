@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,28 @@ _SIGN_CHANCE = 0.04
 DOUBT_ERRORS = 3.0
 
 
+class Disturbance(NamedTuple):
+    """What kept the calls of one sample waiting, as far as the system tells.
+
+    Attributes:
+        starved: whether they waited for a processor that other programs held.
+        sleeps: how often a call made a thread of this process sleep.
+    """
+
+    starved: bool = False
+    sleeps: float = 0.0
+
+
+UNDISTURBED = Disturbance()
+
+#: What a sleep adds to a call at most. The threads of a parallel region spin while they wait for one another, which adds nothing;
+#: where several threads of a process have such regions, more of them than there are processors, they sleep, in each region again,
+#: and 15 to 20 us go by until one is awake.
+SLEEP_US = 50.0
+#: Samples of which sleeps may be more than this share are those of a busy machine.
+_SLEEPING_SHARE = 0.1
+
+
 @dataclass(frozen=True)
 class RaceResult:
     """What the rounds gave.
@@ -38,12 +61,12 @@ class RaceResult:
         samples_us: float64 [rounds, candidates]; NaN where a candidate was not visited.
         beaten_log: candidate -> how much slower than the leader (as a log ratio) it was beyond doubt when it was raced
             out.
-        starved: of each sample of the first candidate, whether it waited for a processor that other programs held.
+        disturbances: of each sample of the first candidate.
     """
 
     samples_us: np.ndarray
     beaten_log: Mapping[int, float] = field(default_factory=dict)
-    starved: tuple[bool, ...] = ()
+    disturbances: tuple[Disturbance, ...] = ()
 
     def paired_log(self) -> np.ndarray:
         """Log latency of each candidate less that of the leader, from rounds that both ran in: [candidates].
@@ -202,14 +225,38 @@ def interrupted(samples: Sequence[float]) -> int:
     return sum(value > most for value in samples)
 
 
-def is_busy(samples: Sequence[float], starved: Sequence[bool] = ()) -> bool:
+def starving(disturbances: Sequence[Disturbance]) -> bool:
+    """Whether more than half of some samples waited for a processor."""
+    return sum(each.starved for each in disturbances) > len(disturbances) / 2
+
+
+def sleeping(samples: Sequence[float], disturbances: Sequence[Disturbance]) -> bool:
+    """Whether sleeps may be more than a tenth of what some samples took, in microseconds."""
+    shares = [SLEEP_US * each.sleeps / us for us, each in zip(samples, disturbances, strict=False) if us > 0]
+    return bool(shares) and median(shares) > _SLEEPING_SHARE
+
+
+def undisturbed_us(samples: Sequence[float], disturbances: Sequence[Disturbance]) -> list[float]:
+    """What of some samples, in microseconds, is sure to be the calls' own: those that did not wait for a processor, less what
+    sleeps may have added. At least a nanosecond each."""
+    if not disturbances:
+        return list(samples)
+    return [
+        max(us - SLEEP_US * each.sleeps, 1e-3)
+        for us, each in zip(samples, disturbances, strict=True)
+        if not each.starved
+    ]
+
+
+def is_busy(samples: Sequence[float], disturbances: Sequence[Disturbance] = ()) -> bool:
     """Whether the samples of one candidate are those of a machine that other programs use too; False for less than three.
 
     Their quartiles lie further apart than :data:`BUSY_SCATTER`, or more than a tenth of them, and two at least, took more
-    than three times their median. A single one is no habit of the machine. Or more than half of them waited for a processor.
+    than three times their median. A single one is no habit of the machine. Or they were :func:`starving` or :func:`sleeping`.
     """
     return (
-        sum(starved) > len(starved) / 2
+        starving(disturbances)
+        or sleeping(samples, disturbances)
         or scatter_of(samples) > BUSY_SCATTER
         or interrupted(samples) >= max(2.0, math.nextafter(_BUSY_SHARE * len(samples), math.inf))
     )

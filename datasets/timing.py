@@ -43,6 +43,7 @@ from kernelcast.datasets.rounds import (
     BUSY_SCATTER,
     DOUBT_ERRORS,
     Columns,
+    Disturbance,
     RaceResult,
     error_of,
     interrupted,
@@ -219,7 +220,7 @@ def race(
     rounds: list[np.ndarray] = []
     columns: list[list[float]] = [[] for _ in range(count)]
     beaten: dict[int, float] = {}
-    starved: list[bool] = []
+    disturbances: list[Disturbance] = []
     with _steady():
         for number in range(1, plan.rounds + 1):
             row = np.full(count, np.nan)
@@ -233,7 +234,7 @@ def race(
                 row[index] = attempt(index, lambda index=index: visit(index))  # type: ignore[misc]
                 spent_s[index] += clock.now_s() - begin
                 if not index:
-                    starved.append(clock.starved)
+                    disturbances.append(clock.disturbance)
             rounds.append(row)
             if on_round is not None:
                 on_round(row)
@@ -241,7 +242,7 @@ def race(
                 columns[index].append(log)
             for index in failed:
                 columns[index] = [math.nan] * number
-            beaten_now = _beaten(columns, running, plan, estimates_us, starved)
+            beaten_now = _beaten(columns, running, plan, estimates_us, disturbances)
             beaten |= beaten_now
             running -= beaten_now.keys()
             # A candidate that has used its time up keeps its samples and leaves; the leader too, as its own samples
@@ -257,14 +258,16 @@ def race(
             # The last one runs on until its own median is worth something.
             if len(running) < 2 <= count and number >= plan.least_rounds:
                 break
-            if number >= plan.least_rounds and _settled(columns, running, plan, estimates_us[0], starved):
+            if number >= plan.least_rounds and _settled(
+                columns, running, plan, estimates_us[0], disturbances
+            ):
                 break
             next_s = sum(spent_s[i] for i in running) / number
             if clock.now_s() - started + next_s > plan.seconds:
                 break
     samples = np.stack(rounds)
     samples[:, sorted(failed)] = np.nan
-    return RaceResult(samples, beaten, tuple(starved))
+    return RaceResult(samples, beaten, tuple(disturbances))
 
 
 def _settled(
@@ -272,7 +275,7 @@ def _settled(
     running: Collection[int],
     plan: TimingPlan,
     first_us: float,
-    starved: Sequence[bool],
+    disturbances: Sequence[Disturbance],
 ) -> bool:
     """Whether no further round would change what is known of the candidates that run.
 
@@ -285,7 +288,7 @@ def _settled(
     if not most:
         return False
     best = leader_of(columns)
-    if best and _interrupted(samples_of(columns[0]), plan, first_us, starved):
+    if best and _interrupted(samples_of(columns[0]), plan, first_us, disturbances):
         return False
     for index in running:
         if index == best:
@@ -300,10 +303,10 @@ def _settled(
 
 
 def _interrupted(
-    samples: Sequence[float], plan: TimingPlan, first_us: float, starved: Sequence[bool]
+    samples: Sequence[float], plan: TimingPlan, first_us: float, disturbances: Sequence[Disturbance]
 ) -> bool:
     """Whether the first's samples are a busy machine's, or all belied by its call before the race."""
-    return is_busy(samples, starved) or min(samples, default=0.0) > plan.hopeless * first_us
+    return is_busy(samples, disturbances) or min(samples, default=0.0) > plan.hopeless * first_us
 
 
 def _first_is_due(column: Sequence[float], plan: TimingPlan, estimate_us: float) -> bool:
@@ -319,7 +322,7 @@ def _beaten(
     running: Collection[int],
     plan: TimingPlan,
     estimates_us: Sequence[float],
-    starved: Sequence[bool],
+    disturbances: Sequence[Disturbance],
 ) -> dict[int, float]:
     """Candidates that are slower than the leader beyond doubt -> by how much at least, as a log ratio.
 
@@ -351,7 +354,7 @@ def _beaten(
         if least > hopeless and long:
             beaten[index] = hopeless
             continue
-        if first and _interrupted(samples_of(columns[0]), plan, estimates_us[0], starved):
+        if first and _interrupted(samples_of(columns[0]), plan, estimates_us[0], disturbances):
             continue
         if least > hopeless and len(ratios) + 1 >= _WITNESSES:
             beaten[index] = hopeless
@@ -384,13 +387,13 @@ class Trial:
         measurements: one a candidate; of the first ones alone where there was no time for the others.
         paired_log: [candidates] log latency less the leader's, paired over rounds; NaN for a failure.
         error_log: [candidates] standard error of each ``paired_log``; NaN for a failure or a single round.
-        starved: of each sample of the first candidate, whether it waited for a processor that other programs held.
+        disturbances: of each sample of the first candidate.
     """
 
     measurements: tuple[Measurement, ...]
     paired_log: np.ndarray
     error_log: np.ndarray
-    starved: tuple[bool, ...] = ()
+    disturbances: tuple[Disturbance, ...] = ()
 
 
 def measure(
@@ -502,7 +505,7 @@ def measure(
                 workload=workload,
             )
         )
-    return Trial(tuple(measurements), paired, paired_errors, result.starved if 0 in samples else ())
+    return Trial(tuple(measurements), paired, paired_errors, result.disturbances if 0 in samples else ())
 
 
 def finite(column: np.ndarray) -> tuple[float, ...]:

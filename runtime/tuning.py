@@ -21,7 +21,7 @@ from kernelcast.featurizer import FeatureSchema, Featurizer
 from kernelcast.kernels import CandidateTable, Device, Problem, operation, operation_names
 from kernelcast.runtime.compile_ahead import compile_ahead
 from kernelcast.runtime.ranking import Ranking
-from kernelcast.runtime.verify import Verdict, decide
+from kernelcast.runtime.verify import Verdict, judged
 
 #: New candidates of a batch; the default and the fastest so far race with them.
 BATCH = 6
@@ -113,8 +113,7 @@ def tune(
         )
         if record is not None:
             record(trial.measurements)
-        winner, confidence = decide(trial.paired_log, trial.error_log)
-        return Verdict(winner, confidence, trial)
+        return judged(problem, trial)
 
     def harmful(rows: Sequence[int], seconds: float) -> set[int]:
         found = compile_ahead(

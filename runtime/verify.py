@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernelcast.datasets.rounds import median, sleeping, starving, undisturbed_us
 from kernelcast.datasets.timing import (
     BUSY_SCATTER,
     TimingPlan,
@@ -36,6 +37,8 @@ _TIE_ERRORS = 2.0
 #: Share of the samples that interruptions leave alone, as good as always.
 _QUICK = 0.1
 _QUICK_QUARTER = 0.25
+#: With fewer samples nothing is said of a candidate on a busy machine.
+_FEW = 3
 
 
 class BusyWarning(UserWarning):
@@ -67,7 +70,7 @@ class Verdict:
         """Whether the first candidate's samples are those of a machine that other programs use too
         (:func:`kernelcast.datasets.rounds.is_busy`)."""
         first = self.trial.measurements[:1]
-        return bool(first) and is_busy(first[0].samples_us, self.trial.starved)
+        return bool(first) and is_busy(first[0].samples_us, self.trial.disturbances)
 
     @property
     def paired_log(self) -> np.ndarray:
@@ -86,10 +89,15 @@ class Verdict:
         """What to say of a busy machine; empty for a quiet one."""
         if not self.busy:
             return ""
-        first, starved = self.trial.measurements[0], sum(self.trial.starved)
-        if starved > len(self.trial.starved) / 2:
+        first, disturbances = self.trial.measurements[0], self.trial.disturbances
+        if starving(disturbances):
+            starved = sum(each.starved for each in disturbances)
+            found = f"{starved} of {len(disturbances)} samples of {first.candidate} waited for a processor"
+        elif sleeping(first.samples_us, disturbances):
+            sleeps = median([each.sleeps for each in disturbances])
             found = (
-                f"{starved} of {len(self.trial.starved)} samples of {first.candidate} waited for a processor"
+                f"threads of this process slept {sleeps:.2g} times in a call of {first.candidate}, as they do where several "
+                "threads use torch"
             )
         elif self.scatter > BUSY_SCATTER:
             found = f"the middle half of the samples of {first.candidate} spreads over {self.scatter:.0%} of their median"
@@ -119,12 +127,18 @@ def verify(
         plan: how much to measure.
         workload: written into the records.
     """
-    trial = measure(problem, chosen, device, plan=plan, workload=workload)
+    return judged(problem, measure(problem, chosen, device, plan=plan, workload=workload))
+
+
+def judged(problem: Problem, trial: Trial) -> Verdict:
+    """What a trial says, the first of its candidates being what runs without us; as :func:`verify`."""
     verdict = Verdict(*decide(trial.paired_log, trial.error_log), trial)
     if not verdict.busy:
         return verdict
     _warn_busy(problem, verdict)
-    return Verdict(*decide(verdict.paired_log, verdict.error_log), trial)
+    winner, confidence = decide(verdict.paired_log, verdict.error_log)
+    # Of a first one that was never undisturbed nothing is known: that it stays is no finding.
+    return Verdict(winner, confidence if _first_us(trial) else min(confidence, 0.5), trial)
 
 
 def cautious_gain(gain_log: float, samples_us: Sequence[float], default_us: Sequence[float]) -> float:
@@ -137,10 +151,10 @@ def cautious_gain(gain_log: float, samples_us: Sequence[float], default_us: Sequ
 
 
 def _cautious_log(trial: Trial) -> np.ndarray:
-    """Paired log latencies with the gains over the first candidate that :func:`cautious_gain` leaves: none where each sample
+    """Paired log latencies with the gains over the first candidate that :func:`cautious_gain` leaves: none where almost all samples
     of the first waited for a processor, as how long it takes is not known then."""
     paired = trial.paired_log.copy()
-    default_us = _fed_us(trial)
+    default_us = _first_us(trial)
     for place in np.flatnonzero(paired < paired[0]):
         gain = float(paired[place] - paired[0])
         gain = cautious_gain(gain, trial.measurements[place].samples_us, default_us) if default_us else 0.0
@@ -148,11 +162,11 @@ def _cautious_log(trial: Trial) -> np.ndarray:
     return paired
 
 
-def _fed_us(trial: Trial) -> list[float]:
-    """The first candidate's samples that did not wait for a processor."""
+def _first_us(trial: Trial) -> list[float]:
+    """What of the first candidate's samples is sure to be its own; empty where that is known of fewer than three."""
     samples_us = trial.measurements[0].samples_us
-    starved = trial.starved or (False,) * len(samples_us)
-    return [us for us, waited in zip(samples_us, starved, strict=True) if not waited]
+    found = undisturbed_us(samples_us, trial.disturbances)
+    return found if len(found) >= min(_FEW, len(samples_us)) else []
 
 
 def clearly_faster(samples_us: Sequence[float], default_us: Sequence[float]) -> bool:
@@ -163,14 +177,14 @@ def clearly_faster(samples_us: Sequence[float], default_us: Sequence[float]) -> 
     """
     if not samples_us or not default_us:
         return False
-    enough = max(3, math.ceil(_QUICK_QUARTER * len(samples_us)))
+    enough = max(_FEW, math.ceil(_QUICK_QUARTER * len(samples_us)))
     return sum(each < min(default_us) * math.exp(-_TIE_LIMIT) for each in samples_us) >= enough
 
 
 def _cautious_error(trial: Trial, paired_log: np.ndarray) -> np.ndarray:
     """Errors that leave what is :func:`clearly_faster` just beyond those of the default."""
     error = trial.error_log.copy()
-    default_us = trial.measurements[0].samples_us
+    default_us = _first_us(trial)
     for place in np.flatnonzero(paired_log < paired_log[0]):
         if clearly_faster(trial.measurements[place].samples_us, default_us):
             most = 0.99 * float(paired_log[0] - paired_log[place]) / (_TIE_ERRORS * math.sqrt(2.0))

@@ -11,6 +11,7 @@ import torch
 from kernelcast import __version__
 from kernelcast.cli import app as application
 from kernelcast.costmodel.walk import described_engine
+from kernelcast.datasets.rounds import UNDISTURBED
 from kernelcast.featurizer import tiles
 from kernelcast.kernels.detect import default_threads, detect
 
@@ -83,7 +84,7 @@ class ScriptedClock:
 
     cache = "warm"
     flush_bytes = 0
-    starved = False
+    disturbance = UNDISTURBED
 
     def __init__(self, *latencies_us, jitter=0.0):
         self.latencies_us = latencies_us

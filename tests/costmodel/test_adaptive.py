@@ -169,6 +169,10 @@ def test_a_bound_on_the_mean_lets_easy_problems_pay_for_others():
     # Without a calibration nothing tells how much easier other problems are.
     bare = predicted([0.02, 0.0, 0.01, 0.03])
     assert choose(bare, default=0, target_regret=0.005, bound="mean").rows.tolist() == each.rows.tolist()
+    # A calibration of few problems may know no bound for the mean: then it is that of each problem, not a smaller one.
+    unsure = Calibration(SAME, SAME, Curve((0.005, 0.01), (1e-5, 1e-5)), 1.0, 30)
+    small = predicted([0.02, 0.0, 0.01, 0.03], calibration=unsure)
+    assert choose(small, default=0, target_regret=0.005, bound="mean").rows.tolist() == each.rows.tolist()
 
 
 def test_beyond_training_more_is_measured():

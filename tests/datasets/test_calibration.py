@@ -7,6 +7,7 @@ import pytest
 
 from kernelcast.datasets import calibration
 from kernelcast.datasets.calibration import Calibration, calibrate
+from kernelcast.datasets.rounds import UNDISTURBED
 from kernelcast.kernels.detect import detect
 
 
@@ -37,7 +38,7 @@ class RowsClock:
 
     cache = "warm"
     flush_bytes = 0
-    starved = False
+    disturbance = UNDISTURBED
 
     def __init__(self, noise):
         self.noise = noise

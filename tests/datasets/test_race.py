@@ -6,12 +6,14 @@ import gc
 import itertools
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernelcast.datasets.rounds import UNDISTURBED, Disturbance
 from kernelcast.datasets.timing import (
     CpuClock,
     GpuClock,
@@ -35,7 +37,7 @@ class ScriptedClock:
 
     cache = "warm"
     flush_bytes = 0
-    starved = False
+    disturbance = UNDISTURBED
 
     def __init__(self, latencies_us, *, noise=0.0, drift=None, seed=0):
         self.latencies_us = latencies_us
@@ -84,24 +86,29 @@ def visits(result):
 
 
 @pytest.mark.parametrize(
-    ("own_ms", "taken", "starved"),
-    [(5, 3, True), (9, 3, False), (5, 0, False)],
+    ("own_ms", "taken", "given_up", "disturbance"),
+    [
+        (5, 3, 0, Disturbance(starved=True)),
+        (9, 3, 0, Disturbance()),
+        (5, 0, 8, Disturbance(sleeps=2.0)),
+    ],
     ids=["waited", "hardly", "slept by itself"],
 )
-def test_the_clock_tells_waiting_for_a_processor_from_sleeping(monkeypatch, own_ms, taken, starved):
-    """Of 10 ms, so many on a processor, which the system took away so often."""
+def test_the_clock_tells_waiting_for_a_processor_from_sleeping(
+    monkeypatch, own_ms, taken, given_up, disturbance
+):
+    """Of 10 ms, so many on a processor, which the system took away, or a thread gave up, so often."""
     spent = itertools.count(0, 10_000_000)
     own = itertools.count(0, own_ms * 1_000_000)
-    switches = itertools.count(7, taken)
+    usages = (SimpleNamespace(ru_nivcsw=7 + taken * i, ru_nvcsw=9 + given_up * i) for i in itertools.count())
     monkeypatch.setattr("kernelcast.datasets.clocks.time.perf_counter_ns", lambda: next(spent))
     monkeypatch.setattr("kernelcast.datasets.clocks.time.thread_time_ns", lambda: next(own))
-    monkeypatch.setattr("kernelcast.datasets.clocks._processors_taken", lambda: next(switches))
+    monkeypatch.setattr("kernelcast.datasets.clocks.resource.getrusage", lambda who: next(usages))
     clock = CpuClock()
     assert clock.sample_us(lambda: None, 4) == 2500.0
-    assert clock.starved is starved
-    clock.starved = not starved
+    assert clock.disturbance == disturbance
     assert clock.single_us(lambda: None) == 10_000.0
-    assert clock.starved is starved
+    assert clock.disturbance == disturbance._replace(sleeps=4 * disturbance.sleeps)
 
 
 # --- The race ---

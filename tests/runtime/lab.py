@@ -10,6 +10,7 @@ from collections import Counter
 import torch
 
 from kernelcast.datasets import timing
+from kernelcast.datasets.rounds import UNDISTURBED
 from kernelcast.kernels import (
     Candidate,
     Dim,
@@ -60,7 +61,7 @@ class Clock:
 
     cache = "warm"
     flush_bytes = 0
-    starved = False
+    disturbance = UNDISTURBED
 
     def sample_us(self, call, repeats):
         call()

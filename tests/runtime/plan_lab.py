@@ -12,6 +12,7 @@ import torch
 
 from kernelcast.costmodel import Prediction
 from kernelcast.datasets import timing
+from kernelcast.datasets.rounds import UNDISTURBED
 from kernelcast.kernels import (
     Dim,
     Operation,
@@ -70,7 +71,7 @@ class Clock:
 
     cache = "warm"
     flush_bytes = 0
-    starved = False
+    disturbance = UNDISTURBED
 
     def sample_us(self, call, repeats):
         start = STATE.now_us

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kernelcast.datasets.rounds import Disturbance
 from kernelcast.kernels.detect import detect
 from kernelcast.runtime import Selector
 from kernelcast.runtime.verify import VERIFY_PLAN, BusyWarning, cautious_gain, clearly_faster, decide, verify
@@ -136,15 +137,17 @@ def starve(lab, monkeypatch, waited):
     def sample_us(self, call, repeats):
         runs = lab.STATE.runs["vendor"]
         us = samples_us(self, call, repeats)
-        self.starved = lab.STATE.runs["vendor"] > runs and next(turns)
-        return 100 * us if self.starved else us
+        starved = lab.STATE.runs["vendor"] > runs and next(turns)
+        self.disturbance = Disturbance(starved=starved)
+        return 100 * us if starved else us
 
     monkeypatch.setattr(lab.Clock, "sample_us", sample_us)
 
 
-def test_a_default_that_always_waits_for_a_processor_stays(lab, monkeypatch):
-    starve(lab, monkeypatch, [True] * 100)
-    with pytest.warns(BusyWarning, match=r"16 of 16 samples of vendor waited for a processor"):
+@pytest.mark.parametrize("fed", [0, 2])
+def test_a_default_that_always_waits_for_a_processor_stays(lab, monkeypatch, fed):
+    starve(lab, monkeypatch, [True] * (16 - fed) + [False] * fed)
+    with pytest.warns(BusyWarning, match=rf"{16 - fed} of 16 samples of vendor waited for a processor"):
         found = verify(lab.a_problem(), [lab.candidate("vendor"), lab.candidate("twin")], HERE)
     # A hundredfold, in each of the rounds that a race may have at most; but of the machine, not of the candidate.
     assert np.exp(found.trial.paired_log[0]) > 50
@@ -158,6 +161,52 @@ def test_what_did_not_wait_decides(lab, monkeypatch, rival, winner):
     with pytest.warns(BusyWarning, match=r"12 of 16 samples of vendor waited"):
         found = verify(lab.a_problem(), [lab.candidate("vendor"), lab.candidate(rival)], HERE)
     assert found.winner == winner
+
+
+def test_a_search_protects_the_default_too(lab, monkeypatch, tmp_path):
+    starve(lab, monkeypatch, [True] * 1000)
+    selector = Selector(HERE, models=tmp_path, cache=False, store=False, mode="tune", budget_seconds=60.0)
+    with pytest.warns(BusyWarning, match="waited for a processor"):
+        selection = selector.select(lab.a_problem())
+    assert (selection.candidate.variant, selection.confidence) == ("vendor", 0.5)
+    # Not the hundredfold that it took while it waited.
+    assert selection.default_us == selection.measured_us
+
+
+def sleep(lab, monkeypatch, sleeps, us):
+    """Make threads sleep so often in each call of the first candidate, which takes so much longer for each."""
+    samples_us = lab.Clock.sample_us
+
+    def sample_us(self, call, repeats):
+        runs = lab.STATE.runs["vendor"]
+        took = samples_us(self, call, repeats)
+        slept = sleeps if lab.STATE.runs["vendor"] > runs else 0
+        self.disturbance = Disturbance(sleeps=slept)
+        return took + us * slept
+
+    monkeypatch.setattr(lab.Clock, "sample_us", sample_us)
+
+
+@pytest.mark.parametrize(
+    ("sleeps", "rival", "winner", "busy"),
+    [
+        # 20 us for each of two sleeps: the rival is no faster than without them.
+        (2, "twin", 0, True),
+        # Twice as fast in truth, but a sleep may have taken more than is missing.
+        (2, "quick", 0, True),
+        # 2 of 100 us are within the noise of the answer.
+        (0.1, "quick", 1, False),
+        (0, "quick", 1, False),
+    ],
+)
+def test_what_threads_of_the_process_slept_is_no_gain(lab, monkeypatch, sleeps, rival, winner, busy):
+    sleep(lab, monkeypatch, sleeps, 20.0)
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        found = verify(lab.a_problem(), [lab.candidate("vendor"), lab.candidate(rival)], HERE)
+    assert (found.winner, found.busy, len(given)) == (winner, busy, busy)
+    if busy:
+        assert "threads of this process slept 2 times in a call of vendor" in found.note
 
 
 def test_the_warning_names_the_line_of_the_caller(lab):
