@@ -56,6 +56,9 @@ from kernelcast.datasets.rounds import (
     quantile,
     samples_of,
     scatter_of,
+    sleeping,
+    starving,
+    undisturbed_us,
 )
 from kernelcast.datasets.surroundings import (
     candidate_bytes,
@@ -81,10 +84,14 @@ __all__ = [
     "is_busy",
     "leader",
     "measure",
+    "median",
     "quantile",
     "race",
     "scatter_of",
+    "sleeping",
+    "starving",
     "tf32_allowed",
+    "undisturbed_us",
 ]
 
 #: Name and version of the procedure, kept in each record. Raised when a step changes what is measured.

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernelcast.datasets.rounds import median, sleeping, starving, undisturbed_us
 from kernelcast.datasets.timing import (
     BUSY_SCATTER,
     TimingPlan,
@@ -16,8 +15,12 @@ from kernelcast.datasets.timing import (
     interrupted,
     is_busy,
     measure,
+    median,
     quantile,
     scatter_of,
+    sleeping,
+    starving,
+    undisturbed_us,
 )
 from kernelcast.errors import warn
 from kernelcast.kernels import Candidate, Device, Problem
