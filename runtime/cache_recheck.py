@@ -1,10 +1,16 @@
-"""Remembered selections measured again against the default: do they still win?"""
+"""Remembered selections measured again: do they still win?
+
+One that was decided on a quiet machine is measured against the default. One of a busy machine may be wrong in either way,
+the default of it too: it is selected anew.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from kernelcast.datasets.record import Measurement
 from kernelcast.datasets.timing import TimingPlan
@@ -12,12 +18,17 @@ from kernelcast.errors import KernelcastError
 from kernelcast.kernels import Device, operation, require_legal
 from kernelcast.runtime.cache_files import CacheEntry
 from kernelcast.runtime.selection import Selection
+from kernelcast.runtime.selector import Selector
 from kernelcast.runtime.verify import VERIFY_PLAN, Verdict, decide, verify
 
 #: ``"wins"``: faster than the default beyond noise; ``"ties"``: noise cannot tell them apart; ``"loses"``: slower beyond
 #: noise; ``"fails"``: no longer legal, or it does not run or computes something else; ``"unmeasured"``: nothing could be
-#: measured now; ``"default"``: the default is what is remembered, and nothing was measured.
-OUTCOMES = ("wins", "ties", "loses", "fails", "unmeasured", "default")
+#: measured now; ``"default"``: the default is what is remembered, and nothing was measured. Of what was decided on a busy
+#: machine: ``"confirmed"``: selected anew, and again; ``"changed"``: another was selected anew.
+OUTCOMES = ("wins", "ties", "loses", "fails", "unmeasured", "default", "confirmed", "changed")
+
+#: Gives the selector of as many candidates, or of a target regret.
+_Selectors = Callable[[int, float | None], Selector]
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,9 @@ class Recheck:
         candidate_us: what was remembered takes now, in microseconds; NaN if not measured.
         default_us: what the default takes now, in microseconds; NaN if not measured.
         confidence: that the winner of the two is faster.
-        measurements: every sample.
+        measurements: every sample; none where it was selected anew, as the selector keeps them.
+        busy: whether other programs used the machine while it was measured against the default.
+        selected: what was selected anew.
     """
 
     entry: CacheEntry
@@ -41,18 +54,23 @@ class Recheck:
     default_us: float = math.nan
     confidence: float = math.nan
     measurements: tuple[Measurement, ...] = ()
+    busy: bool = False
+    selected: Selection | None = None
 
     @property
     def lost(self) -> bool:
-        """Whether the entry no longer serves: the default is faster, or it fails."""
-        return self.outcome in ("loses", "fails")
+        """Whether the entry no longer serves: the default is faster, another was selected, or it fails."""
+        return self.outcome in ("loses", "fails", "changed")
 
     def renewed(self) -> Selection | None:
-        """What is to be remembered from now on: with what was measured now, and the default in the place of what lost.
+        """What is to be remembered from now on: what was selected anew; or else with what was measured now, and the default in
+        the place of what lost.
 
         None where the candidate fails and the default was not measured either: nothing is to be remembered.
         """
         selection = self.entry.selection
+        if self.selected is not None:
+            return self.selected
         if self.outcome in ("wins", "ties"):
             return replace(selection, measured_us=self.candidate_us, default_us=self.default_us)
         if not self.lost:
@@ -69,6 +87,7 @@ class Recheck:
             confidence=self.confidence,
             measured=len(self.measurements),
             reason=f"Measured again, {selection.candidate} no longer wins: {why}.",
+            busy=self.busy,
         )
 
 
@@ -78,17 +97,64 @@ def recheck(
     *,
     plan: TimingPlan = VERIFY_PLAN,
     workload: str = "recheck",
+    models: Path | None = None,
+    cache: Path | None = None,
+    store: Path | None = None,
 ) -> Iterator[Recheck]:
-    """Measure each entry's candidate against the default, one after another. Nothing is written.
+    """Measure each entry's candidate against the default, or select anew, one after another. No entry is written.
 
     Args:
         entries: of this machine.
         device: this machine's.
         plan: how much to measure.
         workload: written into the records.
+        models: folder of registered models, to select anew; the home's where None.
+        cache: folder of remembered selections, whose priors are measured along where it is selected anew.
+        store: folder that the measurements of a selection anew go to; None keeps none.
     """
+
+    @functools.cache
+    def selector_of(top_k: int, target_regret: float | None) -> Selector:
+        # top_k is 0 where a target or the whole space was asked for; then it is not looked at.
+        return Selector(
+            device,
+            models=models,
+            cache=cache or False,
+            store=store or False,
+            top_k=top_k or 1,
+            target_regret=target_regret,
+            plan=plan,
+            workload=workload,
+        )
+
     for entry in entries:
-        yield _recheck(entry, device, plan, workload)
+        if entry.selection.busy:
+            yield _select_anew(entry, selector_of)
+        else:
+            yield _recheck(entry, device, plan, workload)
+
+
+def _select_anew(entry: CacheEntry, selector_of: _Selectors) -> Recheck:
+    key, before = entry.key, entry.selection
+    mode = "verify" if key.top_k or key.target_regret is not None else "tune"
+    try:
+        found = selector_of(key.top_k, key.target_regret).select_anew(
+            before.problem, mode, also=[before.candidate]
+        )
+    except KernelcastError as error:
+        return Recheck(entry, "unmeasured", reason=str(error).rstrip("."))
+    if found.source != "verified":
+        return Recheck(entry, "fails", found.reason.rstrip("."))
+    if found.candidate != before.candidate:
+        return Recheck(entry, "changed", default_us=found.default_us, selected=found)
+    return Recheck(
+        entry,
+        "confirmed",
+        candidate_us=found.measured_us,
+        default_us=found.default_us,
+        confidence=found.confidence,
+        selected=found,
+    )
 
 
 def _recheck(entry: CacheEntry, device: Device, plan: TimingPlan, workload: str) -> Recheck:
@@ -110,21 +176,21 @@ def _recheck(entry: CacheEntry, device: Device, plan: TimingPlan, workload: str)
     measurements = tuple(verdict.trial.measurements)
     by_default = measurements[0]
     default_us = by_default.latency_us if by_default.outcome == "ok" else math.nan
+    found = Recheck(
+        entry, "fails", fault.rstrip("."), default_us=default_us, measurements=measurements, busy=verdict.busy
+    )
     if fault:
-        return Recheck(entry, "fails", fault.rstrip("."), default_us=default_us, measurements=measurements)
+        return found
     if len(measurements) < 2:
-        return Recheck(entry, "unmeasured", reason="no time was left for it", default_us=default_us)
+        return replace(found, outcome="unmeasured", reason="no time was left for it")
     measured = measurements[1]
     if measured.outcome != "ok":
-        reason = f"{measured.outcome}: {measured.detail}".rstrip(".")
-        return Recheck(entry, "fails", reason, default_us=default_us, measurements=measurements)
-    return Recheck(
-        entry,
-        _outcome(verdict),
+        return replace(found, reason=f"{measured.outcome}: {measured.detail}".rstrip("."))
+    return replace(
+        found,
+        outcome=_outcome(verdict),
         candidate_us=measured.latency_us,
-        default_us=default_us,
         confidence=verdict.confidence,
-        measurements=measurements,
     )
 
 

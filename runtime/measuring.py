@@ -127,6 +127,7 @@ class Measurer:
             candidates=len(ranking.table),
             model_version=ranking.model_version,
             reason=sentence(notes),
+            busy=verdict.busy,
         )
 
     def hindrance(self) -> str:

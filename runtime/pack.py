@@ -11,6 +11,7 @@ choices. A pack is never written to after that, and is read as a whole: every di
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -70,7 +71,7 @@ def write_pack(path: Path, entries: Iterable[CacheEntry]) -> Path:
 
     Raises:
         KernelcastError: there is nothing to pack, or too much.
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; it is named.
     """
     chosen: dict[str, CacheEntry] = {}
     for entry in entries:
@@ -101,8 +102,11 @@ def write_pack(path: Path, entries: Iterable[CacheEntry]) -> Path:
                 member.external_attr = 0o644 << 16
                 archive.writestr(member, data)
         partial.replace(file)
-    except BaseException:
-        partial.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(file)) from error
         raise
     sync_folder(file.parent)
     return file
@@ -194,6 +198,10 @@ class PackedSelections:
 
 def _content(path: Path) -> bytes:
     """The checked text of a pack's entries."""
+    if path.is_dir():
+        raise ImportFileError(
+            path, "it is a folder; a pack is one file, which `kernelcast cache export` writes"
+        )
     if not path.is_file():
         raise ImportFileError(path, "there is no such file")
     size = path.stat().st_size

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from kernelcast.costmodel import AnalyticModel, Prediction, RankingModel
-from kernelcast.costmodel.locate import find_champion
+from kernelcast.costmodel.locate import VERSION_PATTERN, find_champion, matching_folders
 from kernelcast.errors import KernelcastError, ModelError, warn
 from kernelcast.kernels import Candidate, CandidateTable, Device, Problem, candidates, operation
 
@@ -154,16 +154,26 @@ class Rankers:
         try:
             folder = find_champion(self.folder, self.device, operation_name)
             if folder is None:
-                return (
-                    None,
-                    f"no model of {operation_name} stands for {self.device.name}: ranked by the roofline",
-                )
+                why = f"no model of {operation_name} stands for {self.device.name}"
+                command = promotion(self.folder, self.device, operation_name)
+                there = f", though some are registered (choose one: {command})" if command else ""
+                return None, f"{why}{there}: ranked by the roofline"
             model = RankingModel.load(folder)
             model.facts.setdefault("version", folder.name)
             return model, f"ranked by model {folder.name}"
         except (KernelcastError, KeyError) as error:
             warn(f"{error} Ranking by the roofline instead.", ModelWarning)
             return None, f"the model of {operation_name} cannot be used ({error})"
+
+
+def promotion(models_dir: Path, device: Device, operation_name: str) -> str:
+    """The command that makes the latest registered model of an operation stand for a device; empty where there is none."""
+    for folder in matching_folders(models_dir, device):
+        named = [each.name for each in (folder / operation_name).glob("*") if each.is_dir()]
+        numbers = {int(match[1]): match[0] for each in named if (match := VERSION_PATTERN.fullmatch(each))}
+        if numbers:
+            return f"kernelcast models promote {numbers[max(numbers)]} --op {operation_name} --device {folder.name}"
+    return ""
 
 
 def default_row(table: CandidateTable, problem: Problem) -> int | None:

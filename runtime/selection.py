@@ -34,6 +34,7 @@ class Selection:
         candidates: how many were legal.
         model_version: of the model that ranked; empty without one.
         reason: one sentence.
+        busy: whether it was decided on a machine that other programs used too: `kernelcast cache verify` selects it anew.
     """
 
     problem: Problem
@@ -48,6 +49,7 @@ class Selection:
     candidates: int = 0
     model_version: str = ""
     reason: str = ""
+    busy: bool = False
 
     @property
     def latency_us(self) -> float:
@@ -68,11 +70,13 @@ class Selection:
         return _hash([self])
 
     def to_dict(self) -> dict[str, Any]:
-        """The selection as plain JSON values (NaN as None); :meth:`from_dict` is its inverse."""
+        """The selection as plain JSON values (NaN as None, ``busy`` only where it is); :meth:`from_dict` is its inverse."""
         # Not dataclasses.asdict, which copies each part deeply at five times the cost.
         data = {each.name: getattr(self, each.name) for each in fields(self)}
         data["problem"] = self.problem.to_dict()
         data["candidate"] = {"variant": self.candidate.variant, "config": self.candidate.parameters}
+        if not self.busy:  # as in entries and packs of before there was the field
+            del data["busy"]
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in data.items()
@@ -103,6 +107,10 @@ class Selection:
             for name in ("device", "model_version", "reason"):
                 if not isinstance(values[name], str):
                     raise InvalidRecordError(f"A selection's {name} is {values[name]!r}; it must be a text.")
+            if type(values.get("busy", False)) is not bool:
+                raise InvalidRecordError(
+                    f"A selection's busy is {values['busy']!r}; it must be true or false."
+                )
             if values["source"] not in SOURCES:
                 raise InvalidRecordError(
                     f"A selection's source is {values['source']!r}; known: {', '.join(SOURCES)}."

@@ -302,8 +302,8 @@ class Selector:
         with self.cache.lock(key):
             standing = self.cache.get(key)
             selection = self._tune(problem, prior, seed)
-            if standing is not None and selection.measured < standing.measured:
-                # A search that was cut short does not replace one that saw more.
+            if standing and selection.measured < standing.measured and standing.busy <= selection.busy:
+                # A search that was cut short does not replace one that saw more, unless that was on a busy machine.
                 note = f" The search of {standing.measured} before stays what is remembered: {standing.candidate}."
                 return replace(selection, reason=selection.reason + note)
             self.cache.put(key, selection, on_disk=selection.source == "verified")
@@ -313,7 +313,7 @@ class Selector:
     def recheck(self, problem: Problem) -> Selection:
         """Verify a remembered problem again, its winner among those measured, and remember what is found.
 
-        Where the winner still wins, its selection stays as it is.
+        Where the winner still wins, its selection stays as it is, unless it was decided on a busy machine.
         """
         key = self._key(problem, "verify")
         hindrance = self.measurer.hindrance()
@@ -325,14 +325,31 @@ class Selector:
                 found = self._verify(problem, also=[standing.candidate])
             except KernelcastError:
                 return standing
-            if found.candidate == standing.candidate or found.source != "verified":
+            same = found.candidate == standing.candidate
+            if found.source != "verified" or (same and not standing.busy):
                 return standing
-            note = f" It replaces {standing.candidate}, which no longer wins."
-            found = replace(found, reason=found.reason + note)
+            if not same:
+                note = f" It replaces {standing.candidate}, which no longer wins."
+                found = replace(found, reason=found.reason + note)
             self._evict(problem)
             self.cache.put(key, found, on_disk=True)
         self._changed(problem)
         return found
+
+    def select_anew(
+        self, problem: Problem, mode: str = "verify", *, also: Iterable[Candidate] = ()
+    ) -> Selection:
+        """Rank and measure as a first selection does, whatever is remembered of the problem, and remember nothing.
+
+        Mode ``verify`` measures the candidates ``also`` along; mode ``tune`` searches the whole space.
+
+        Raises:
+            KernelcastError: it cannot be measured here.
+        """
+        hindrance = self.measurer.hindrance()
+        if hindrance:
+            raise KernelcastError(f"Nothing can be measured: {hindrance}.")
+        return self._tune(problem) if mode == "tune" else self._verify(problem, also)
 
     def reject(self, problem: Problem, candidate: Candidate) -> bool:
         """Take note that a selected candidate failed at a call: what is remembered is dropped, on disk too.

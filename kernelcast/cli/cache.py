@@ -73,14 +73,15 @@ def show(
     table = Table(box=None)
     for title in ("problem", "candidate", "device"):
         table.add_column(title, overflow="fold")
-    table.add_column("source", min_width=len("verified"))
+    table.add_column("source", min_width=len("verified, busy"))
     table.add_column("measured", min_width=len("regret 0.05"))
     for title in ("measured us", "default us", "speedup"):
         table.add_column(title, justify="right")
     table.add_column("environment", min_width=len("environment"))
     table.add_column("age", justify="right")
     for row in rows:
-        names = (row["problem"], row["candidate"], row["device"], row["source"], row["search"])
+        source = f"{row['source']}, busy" if row["busy"] else row["source"]
+        names = (row["problem"], row["candidate"], row["device"], source, row["search"])
         figures = (_figure(row["measured_us"]), _figure(row["default_us"]), _figure(row["speedup"], 2))
         table.add_row(*map(escape, names), *figures, row["environment"], _age(row["age_s"]))
     out = console()
@@ -91,6 +92,12 @@ def show(
         f"of other environments. Hash of the choices: {_hash_of(found)}",
         soft_wrap=True,
     )
+    busy = sum(row["busy"] for row in rows)
+    if busy:
+        out.print(
+            f"{_count(busy, 'selection')} decided on a busy machine. Select anew on a quiet one with: kernelcast cache verify",
+            soft_wrap=True,
+        )
 
 
 @cache.command()
@@ -104,7 +111,8 @@ def verify(
 ) -> None:
     """Measure each current selection of this machine against the default. Exits with 1 if some no longer win.
 
-    What lost is replaced by the default. What was measured goes to the store.
+    What lost is replaced by the default. What was decided on a busy machine is selected anew, the default of it too, and
+    replaced by what is selected. What was measured goes to the store.
 
     Example:
 
@@ -129,6 +137,7 @@ def verify(
                 "measured_us": each.candidate_us,
                 "default_us": each.default_us,
                 "speedup": each.default_us / each.candidate_us,
+                **_renewed(each),
             }
             for each in found
         ]
@@ -148,7 +157,8 @@ def verify(
             for name in dict.fromkeys(e.outcome for e in found)
         }
         what = ", ".join(f"{count} {name}" for name, count in counts.items())
-        after = "; nothing was changed" if dry_run else "; the default takes its place" if lost else ""
+        instead = "what won now" if any(each.outcome == "changed" for each in lost) else "the default"
+        after = "; nothing was changed" if dry_run else f"; {instead} takes its place" if lost else ""
         print(f"{_count(len(found), 'selection')}: {what}{after}.")
     if lost:
         raise typer.Exit(1)
@@ -220,12 +230,19 @@ def export(
 
       kernelcast cache export gemm.zip --op gemm
     """
+    from kernelcast.errors import KernelcastError
+    from kernelcast.runtime.cache_files import reason_of
     from kernelcast.runtime.pack import write_pack
 
     found = _chosen(_open(folder), operation, device)
     if current:
         found = [entry for entry in found if _environment(entry) == "current"]
-    written = write_pack(file, found)
+    try:
+        written = write_pack(file, found)
+    except OSError as error:
+        raise KernelcastError(
+            f"The pack {error.filename or file} cannot be written ({reason_of(error)}). Choose another place for it."
+        ) from error
     if as_json:
         print_json({"file": str(written), "selections": len(found), "hash": _hash_of(found)})
         return
@@ -315,9 +332,10 @@ def _recheck(
     if not entries:
         return []
     found = []
-    with Journal(settings.store_dir()) as journal:
+    store = settings.store_dir()
+    with Journal(store) as journal:
         journal.record_device(device)
-        for each in recheck(entries, device):
+        for each in recheck(entries, device, cache=target.folder, store=store):
             found.append(each)
             _keep(journal, each)
             if not quiet:
@@ -337,12 +355,31 @@ def _keep(journal: Journal, each: Recheck) -> None:
 
 
 def _print_recheck(each: Recheck) -> None:
-    selection = each.entry.selection
-    figures = "" if each.reason else f" {each.candidate_us:,.1f} us, the default {each.default_us:,.1f} us."
-    reason = f" {each.reason}." if each.reason else "" if each.outcome == "default" else figures
+    selection, anew = each.entry.selection, each.selected
+    if each.reason:
+        more = f" {each.reason}."
+    elif anew is not None:
+        still = "; the machine was busy again" if anew.busy else ""
+        figures = _against(anew.measured_us, anew.default_us)
+        more = f" Decided on a busy machine; selected anew: {anew.candidate}, {figures}{still}."
+    elif each.outcome == "default":
+        more = ""
+    else:
+        more = f" {_against(each.candidate_us, each.default_us)}."
     console().print(
-        f"{selection.problem}: {selection.candidate}: {each.outcome}.{reason}", soft_wrap=True, markup=False
+        f"{selection.problem}: {selection.candidate}: {each.outcome}.{more}", soft_wrap=True, markup=False
     )
+
+
+def _against(us: float, default_us: float) -> str:
+    return f"{us:,.1f} us, the default {default_us:,.1f} us"
+
+
+def _renewed(each: Recheck) -> dict[str, Any]:
+    """What is to be remembered from now on, for JSON."""
+    renewed = each.renewed()
+    candidate = None if renewed is None else str(renewed.candidate)
+    return {"selected": candidate, "still_busy": renewed is not None and renewed.busy}
 
 
 def _row(entry: CacheEntry) -> dict[str, Any]:
@@ -353,6 +390,7 @@ def _row(entry: CacheEntry) -> dict[str, Any]:
         "device": selection.device,
         "fingerprint": entry.key.device,
         "source": selection.source,
+        "busy": selection.busy,
         "measured_us": selection.measured_us,
         "default_us": selection.default_us,
         "speedup": selection.speedup,

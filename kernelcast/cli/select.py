@@ -58,6 +58,7 @@ def select(
     from kernelcast.cli.common import parse_problem, print_json, resolve_device
     from kernelcast.errors import ModelError, SettingsError
     from kernelcast.runtime import Selector
+    from kernelcast.runtime.ranking import promotion
 
     hardware = resolve_device(device)
     problem = parse_problem(operation, definition or [], hardware)
@@ -70,9 +71,10 @@ def select(
     ranking = selector.rank(problem)
     latency_us = ranking.prediction.latency_us
     if len(ranking.table) and ranking.source == "analytic" and not np.isfinite(latency_us).any():
+        train = f" Train a model: kernelcast train --op {operation} --device {hardware.name}"
         raise ModelError(
             f"Nothing ranks the candidates of {operation} on {hardware.name}: {ranking.reason}, which knows nothing of "
-            f"their work. Train a model: kernelcast train --op {operation} --device {hardware.name}"
+            f"their work.{'' if promotion(selector.models, hardware, operation) else train}"
         )
     rows: list[dict[str, Any]] = [
         {

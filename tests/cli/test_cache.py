@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import importlib.util
 import json
+import re
 import sys
 import time
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -214,6 +216,58 @@ def test_verify_finds_and_replaces_what_no_longer_wins(run, cache, lab, tmp_path
     )
 
 
+def test_what_was_decided_on_a_busy_machine_is_marked_and_selected_anew(run, cache, lab, tmp_path):
+    told = [
+        entry(lab.a_problem(n=16 + at), Candidate.of(name)) for at, name in enumerate(("vendor", "quick"))
+    ]
+    quiet = entry(lab.a_problem(n=99), Candidate.of("vendor"))
+    for each in told:
+        cache.add(replace(each, selection=replace(each.selection, busy=True)))
+    cache.add(quiet)
+    status, out, _ = run("show")
+    assert [("verified, busy" in line) for line in out.splitlines() if "n=" in line] == [True, True, False]
+    assert (
+        "2 selections decided on a busy machine. Select anew on a quiet one with: kernelcast cache verify"
+        in out
+    )
+    assert [row["busy"] for row in json.loads(run("show", "--json")[1])["selections"]] == [True, True, False]
+    status, out, err = run("verify", "--dry-run")
+    assert (status, err) == (1, "")
+    assert (
+        ": vendor: changed. Decided on a busy machine; selected anew: quick, 50.0 us, the default 100.0 us."
+        in out
+    )
+    assert (
+        ": quick: confirmed. Decided on a busy machine; selected anew: quick, 50.0 us, the default 100.0 us."
+        in out
+    )
+    assert "3 selections: 1 changed, 1 confirmed, 1 default; nothing was changed." in out
+    assert sum(each.selection.busy for each in cache.entries()) == 2
+    status, out, _ = run("verify", "--json")
+    found = json.loads(out)
+    assert (status, found["lost"], found["replaced"]) == (1, 1, 1)
+    assert [(row["outcome"], row["selected"], row["still_busy"]) for row in found["verified"]] == [
+        ("changed", "quick", False),
+        ("confirmed", "quick", False),
+        ("default", "vendor", False),
+    ]
+    stands = {e.selection.problem["n"]: e.selection for e in cache.entries()}
+    assert {n: (s.candidate.variant, s.measured_us, s.busy) for n, s in stands.items()} == {
+        16: ("quick", 50.0, False),
+        17: ("quick", 50.0, False),
+        99: ("vendor", 50.0, False),
+    }
+    assert run("verify")[0] == 0
+    # Each time the default and two more, of both; and of what was confirmed no more than is measured of any entry.
+    records = [
+        json.loads(line)
+        for path in (tmp_path / "home" / "store" / "journal").glob("*.jsonl")
+        for line in path.open()
+    ]
+    assert {each["workload"] for each in records} == {"recheck"}
+    assert len(records) == 2 * 2 * 3 + 2 * 2
+
+
 def test_clear_asks_and_forgets_what_meets_the_conditions(run, cache):
     old, new = (
         entry(GEMM, Candidate.of("linear"), age_s=86400.0),
@@ -265,6 +319,30 @@ def test_a_pack_that_is_none_is_one_sentence_and_status_2(run, tmp_path, name):
     assert (status, out) == (2, "")
     assert err.startswith(f"Error: {tmp_path / name}: ")
     assert not (tmp_path / "home").exists()
+
+
+def test_a_folder_is_no_pack(run, tmp_path):
+    assert run("import", tmp_path) == (
+        2,
+        "",
+        f"Error: {tmp_path}: it is a folder; a pack is one file, which `kernelcast cache export` writes\n",
+    )
+
+
+def test_a_full_disk_is_one_sentence_that_names_the_pack(run, cache, tmp_path, monkeypatch):
+    cache.add(entry(GEMM, Candidate.of("linear")))
+
+    def full(archive, *arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(zipfile.ZipFile, "writestr", full)
+    status, out, err = run("export", tmp_path / "x.zip")
+    assert (status, out) == (2, "")
+    assert re.fullmatch(
+        rf"Error: The pack {tmp_path}/x-[0-9a-f]{{16}}\.zip cannot be written \(No space left on device\)\. "
+        r"Choose another place for it\.\n",
+        err,
+    )
 
 
 def test_nothing_to_export_is_one_sentence_and_status_2(run, tmp_path):

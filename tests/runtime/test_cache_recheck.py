@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -13,6 +15,7 @@ from kernelcast.kernels.detect import detect
 from kernelcast.runtime import CacheKey, Selection
 from kernelcast.runtime.cache import CacheEntry
 from kernelcast.runtime.cache_recheck import recheck
+from kernelcast.runtime.verify import BusyWarning
 
 HERE = detect("cpu")
 PLAN = TimingPlan(rounds=6, least_rounds=3, seconds=5.0)
@@ -98,3 +101,108 @@ def test_the_default_and_what_cannot_be_measured_stay_as_they_are(lab):
     assert (found.outcome, found.lost) == ("unmeasured", False)
     assert "test_runtime" in found.reason
     assert found.renewed() is unknown.selection
+
+
+# --- What was decided on a busy machine ---
+
+
+class Interrupted(dict):
+    """Latencies of which nearly every other call is interrupted, as on a busy machine."""
+
+    def __init__(self, latency_us):
+        super().__init__(latency_us)
+        self.random = random.Random(1)
+
+    def __getitem__(self, name):
+        return (
+            10
+            * super().__getitem__(name)
+            * (self.random.uniform(2, 40) if self.random.random() < 0.45 else 1)
+        )
+
+
+@pytest.fixture
+def anew(lab, tmp_path):
+    """Rechecks an entry of a busy machine, whose search is the key's."""
+
+    def run(name, top_k=3, target_regret=None):
+        told = entry(lab, name, busy=True)
+        key = CacheKey.of(told.selection.problem, HERE, top_k, target_regret=target_regret)
+        (found,) = recheck(
+            [replace(told, key=key)], HERE, plan=PLAN, models=tmp_path / "models", store=tmp_path / "store"
+        )
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("top_k", "target_regret", "measured"),
+    [
+        # The first of the ranking, the default and what was remembered.
+        (2, None, {"quick", "vendor"}),
+        (1, None, {"vendor"}),
+        # The whole space, where the last of the ranking is the fastest.
+        (0, None, {"quick", "slow", "vendor", "twin", "last"}),
+    ],
+)
+def test_a_default_of_a_busy_machine_is_selected_anew_as_it_was_searched(
+    lab, anew, top_k, target_regret, measured
+):
+    found = anew("vendor", top_k, target_regret)
+    assert {name for name, runs in lab.STATE.runs.items() if runs} == measured
+    best = min(measured, key=lab.STATE.latency_us.get)
+    assert found.outcome == ("confirmed" if best == "vendor" else "changed")
+    assert found.lost == (best != "vendor")
+    renewed = found.renewed()
+    assert (renewed.candidate, renewed.source, renewed.busy) == (lab.candidate(best), "verified", False)
+    assert (renewed.measured_us, renewed.default_us) == (lab.STATE.latency_us[best], 100.0)
+
+
+def test_a_target_regret_is_asked_for_again(lab, anew):
+    found = anew("vendor", 0, 0.2)
+    assert set(lab.STATE.runs) < {"quick", "slow", "vendor", "twin", "last"}
+    assert found.renewed().measured == len(lab.STATE.runs)
+
+
+def test_a_winner_of_a_busy_machine_is_measured_among_the_first(lab, anew):
+    found = anew("last", top_k=2)
+    assert set(lab.STATE.runs) == {"quick", "vendor", "last"}
+    assert (found.outcome, found.lost, found.candidate_us, found.default_us) == (
+        "confirmed",
+        False,
+        20.0,
+        100.0,
+    )
+    assert (found.renewed().candidate, found.renewed().busy) == (lab.candidate("last"), False)
+
+
+def test_where_the_machine_is_busy_again_the_mark_stays(lab, anew):
+    lab.STATE.latency_us = Interrupted(lab.STATE.latency_us)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BusyWarning)
+        found = anew("vendor")
+    assert found.renewed().busy
+    assert "the machine was busy" in found.renewed().reason
+
+
+def test_what_lost_on_a_busy_machine_is_marked(lab):
+    lab.STATE.latency_us = Interrupted(lab.STATE.latency_us)
+    lab.STATE.raising.add("slow")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BusyWarning)
+        found = check(lab, "slow")
+    assert (found.outcome, found.lost) == ("fails", True)
+    assert (found.renewed().candidate, found.renewed().busy) == (lab.candidate("vendor"), True)
+
+
+def test_what_cannot_be_selected_anew_stays_or_is_forgotten(lab, anew):
+    lab.STATE.inputs_fail = True
+    found = anew("quick")
+    assert (found.outcome, found.lost) == ("unmeasured", False)
+    assert found.renewed() is found.entry.selection
+    lab.STATE.inputs_fail = False
+    lab.STATE.raising.update(lab.VARIANTS)
+    found = anew("quick")
+    assert (found.outcome, found.renewed()) == ("fails", None)
+    assert "cannot be run" in found.reason

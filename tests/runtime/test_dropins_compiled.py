@@ -292,6 +292,25 @@ def test_a_candidate_that_fails_inside_a_graph_is_rescued(failing):  # noqa: F81
     assert len(chooser.forgotten) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_warning_is_of_the_function_that_is_compiled(failing, backend):  # noqa: F811
+    failing("gemm", 1)
+
+    def model(a, b):
+        a = torch.relu(a) + 1
+        return kc.matmul(a, b) * 2
+
+    torch._dynamo.reset()
+    options = {"cpp_cache_precompile_headers": False} if backend == "inductor" else None
+    run = torch.compile(model, fullgraph=True, backend=backend, options=options)
+    run(A, B)
+    with pytest.warns(LaunchWarning, match="StopIteration") as given:
+        run(A, B)
+    # A graph runs as a whole: to Python it is all in the function's first line.
+    assert [(each.filename, each.lineno) for each in given] == [(__file__, model.__code__.co_firstlineno)]
+
+
 def test_errors_come_while_tracing():
     choose(second_choice)
     run, _ = compiled(kc.matmul)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import random
@@ -12,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from kernelcast.errors import ImportFileError, KernelcastError
+from kernelcast.errors import ImportFileError, InvalidRecordError, KernelcastError
 from kernelcast.kernels import Candidate, problem
 from kernelcast.kernels.detect import detect
 from kernelcast.runtime import CacheKey, Selection, SelectionCache, pack
@@ -221,7 +222,7 @@ def test_a_hostile_or_broken_pack_is_refused_by_name_and_nothing_is_imported(tmp
 def test_a_missing_or_enormous_file_is_refused(tmp_path):
     with pytest.raises(ImportFileError, match="there is no such file"):
         read_pack(tmp_path / "none.zip")
-    with pytest.raises(ImportFileError, match="there is no such file"):
+    with pytest.raises(ImportFileError, match="it is a folder; a pack is one file"):
         read_pack(tmp_path)
     with (tmp_path / "large.zip").open("wb") as file:
         file.truncate(pack.MAX_PACK_BYTES + 1)
@@ -252,6 +253,33 @@ def test_a_pack_with_any_changed_byte_is_refused_or_says_the_same(tmp_path):
         except ImportFileError:
             refused += 1
     assert refused > 130
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(archive, *arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(zipfile.ZipFile, "writestr", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_pack(tmp_path / "x.zip", ENTRIES)
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename.startswith(str(tmp_path / "x-"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_decided_on_a_busy_machine_is_so_in_a_pack(tmp_path):
+    told = [entry(8, busy=True), entry(9)]
+    found = read_pack(write_pack(tmp_path / "x.zip", told))
+    assert {each.selection.problem["m"]: each.selection.busy for each in found} == {8: True, 9: False}
+    # Packs and entries of before there was the field are read as they were written.
+    assert "busy" not in told[1].to_dict()["selection"]
+
+
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_what_does_not_say_whether_the_machine_was_busy_is_no_selection(value):
+    told = {**entry(8).selection.to_dict(), "busy": value}
+    with pytest.raises(InvalidRecordError, match="must be true or false"):
+        Selection.from_dict(told)
 
 
 def test_a_name_of_a_directory_is_a_file_error(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -18,14 +19,16 @@ import numpy as np
 import pytest
 
 from kernelcast import settings
+from kernelcast.cli.select import select as select_command
 from kernelcast.costmodel import Prediction, ProblemData, RankingModel
 from kernelcast.datasets.store import Store
 from kernelcast.datasets.timing import TimingPlan
-from kernelcast.errors import SettingsError
-from kernelcast.kernels import Problem, candidates, variants
+from kernelcast.errors import ModelError, SettingsError
+from kernelcast.kernels import Problem, Work, candidates, variants
 from kernelcast.kernels.detect import detect
 from kernelcast.kernels.devices import device as known_device
-from kernelcast.runtime import CacheWarning, ModelWarning, Selection, Selector
+from kernelcast.runtime import CacheKey, CacheWarning, ModelWarning, Selection, Selector
+from kernelcast.runtime.verify import BusyWarning
 
 HERE = detect("cpu")
 VERSION = "0001-3f2a9c1b"
@@ -363,6 +366,65 @@ def test_this_device_under_another_name_is_this_device(make, lab):
     assert make().select(lab.a_problem()).source == "cached"
 
 
+# --- A busy machine ---
+
+
+class Interrupted(dict):
+    """Latencies of which nearly every other call is interrupted, as on a busy machine."""
+
+    def __init__(self, latency_us):
+        super().__init__(latency_us)
+        self.random = random.Random(1)
+
+    def __getitem__(self, name):
+        return (
+            10
+            * super().__getitem__(name)
+            * (self.random.uniform(2, 40) if self.random.random() < 0.45 else 1)
+        )
+
+
+@pytest.fixture
+def busy(lab):
+    """Latencies of a busy machine; what warns of it once a process is passed over."""
+    lab.STATE.latency_us = Interrupted(lab.STATE.latency_us)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BusyWarning)
+        yield
+
+
+@pytest.mark.parametrize("mode", ["verify", "tune"])
+def test_what_was_decided_on_a_busy_machine_is_remembered_as_such(make, lab, busy, mode):
+    first = make().select(lab.a_problem(), mode=mode)
+    assert (first.source, first.busy, "the machine was busy" in first.reason) == ("verified", True, True)
+    again = make().select(lab.a_problem(), mode=mode)
+    assert (again.source, again.busy) == ("cached", True)
+    lab.STATE.reset()
+    assert make().select(lab.a_problem(n=17), mode=mode).busy is False
+
+
+def test_a_mark_goes_when_a_quiet_machine_says_the_same(make, lab, busy):
+    selector = make()
+    first = selector.select(lab.a_problem())
+    lab.STATE.reset()
+    lab.STATE.latency_us = dict.fromkeys(lab.VARIANTS, 500.0) | {first.candidate.variant: 50.0}
+    found = selector.recheck(lab.a_problem())
+    assert (found.candidate, found.measured_us, found.busy) == (first.candidate, 50.0, False)
+    assert "no longer wins" not in found.reason
+    again = make().select(lab.a_problem())
+    assert (again.source, again.measured_us, again.busy) == ("cached", 50.0, False)
+
+
+def test_a_shorter_search_replaces_one_of_a_busy_machine_but_no_other(make, lab):
+    selector = make()
+    key = CacheKey.of(lab.a_problem(), HERE, 0)
+    for was_busy in (False, True):
+        standing = replace(selector.tune(lab.a_problem()), measured=1000, busy=was_busy)
+        selector.cache.put(key, standing)
+        selector.tune(lab.a_problem())
+        assert make().select(lab.a_problem()).measured == (5 if was_busy else 1000)
+
+
 # --- Models ---
 
 
@@ -409,6 +471,32 @@ def test_a_model_ranks_and_the_choice_says_which(make, lab, tmp_path, model):
     verified = make(top_k=2).select(lab.a_problem())
     assert measured(tmp_path) == Counter(["vendor", "last"])
     assert (verified.candidate, verified.model_version) == (lab.candidate("last"), VERSION)
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_where_no_model_stands_it_is_said_how_one_comes_to(make, lab, tmp_path, monkeypatch, registered):
+    """The latest of those that are registered is named; where there is none, the command that trains one."""
+    device = tmp_path / "models" / HERE.name
+    for version in ("0002-3f2a9c1b", "0010-3f2a9c1b", "0009-3f2a9c1b"):
+        (device / lab.NAME / version).mkdir(parents=True)
+    (device / "device.json").write_text(json.dumps(HERE.to_dict()))
+    promote = f"kernelcast models promote 0010-3f2a9c1b --op {lab.NAME} --device {HERE.name}"
+    if not registered:
+        shutil.rmtree(device / lab.NAME)
+    selection = quietly(lambda: make(mode="predict").select(lab.a_problem()))
+    assert selection.source == "analytic"
+    assert (promote in selection.reason) == registered
+    # And where the roofline cannot stand in for it.
+    monkeypatch.setenv("KERNELCAST_HOME", str(tmp_path))
+    for each in variants(lab.NAME).values():
+        monkeypatch.setattr(
+            type(each), "work", lambda self, problem, columns, device: Work(math.nan, math.nan)
+        )
+    with pytest.raises(ModelError) as caught:
+        select_command(lab.NAME, ["n=16"], mode="predict")
+    train = f"kernelcast train --op {lab.NAME} --device {HERE.name}"
+    assert str(caught.value).count(promote) == registered
+    assert str(caught.value).count(train) == (not registered)
 
 
 @pytest.mark.parametrize("how", ["array", "manifest", "missing", "alias", "alias to nothing", "empty"])
