@@ -159,12 +159,16 @@ class RankingModel:
             weights: [problems] what each problem counts, above 0; all alike where None.
 
         Raises:
-            ModelError: nothing to fit on.
+            ModelError: nothing to fit on, a weight too many or too few, or as :meth:`CostModel.fit`.
         """
         from kernelcast.costmodel.estimator import CostModel
 
         if not data:
             raise ModelError("There is no measured problem to fit on. Collect or import some.")
+        if weights is not None and np.shape(weights) != (len(data),):
+            raise ModelError(
+                f"The weights are {np.shape(weights)}; there must be one for each of the {len(data)} problems."
+            )
         schema = schema_of(data, compile_facts=compiled is not None)
         X, y, groups = design(data, schema, compiled)
         from sklearn.base import clone
@@ -287,7 +291,7 @@ class RankingModel:
             self._spaces = list(known), found
         return self._spaces[1]
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write the artifact: the heads in xgboost's JSON and as arrays, and a manifest with their digests.
 
         Raises:
@@ -300,7 +304,7 @@ class RankingModel:
             name: bytes(booster.save_raw("json")) for name, booster in self.estimator.boosters_.items()
         }
         more = {} if self.compiled is None else {COMPILED_FILE: self.compiled.to_json()}
-        write_artifact(folder, {**self._stated(), "facts": self.facts}, boosters, self.forests, more)
+        write_artifact(Path(folder), {**self._stated(), "facts": self.facts}, boosters, self.forests, more)
 
     def _stated(self) -> dict[str, Any]:
         """What the manifest says of the model itself."""
@@ -316,12 +320,13 @@ class RankingModel:
         }
 
     @classmethod
-    def load(cls, folder: Path) -> RankingModel:
+    def load(cls, folder: str | Path) -> RankingModel:
         """Read an artifact that :meth:`save` wrote; needs numpy alone.
 
         Raises:
             ArtifactError: a file is missing or was changed, or the model was made for other features.
         """
+        folder = Path(folder)
         manifest, forests = read_artifact(folder)
         try:
             schema = FeatureSchema.from_dict(manifest["schema"])

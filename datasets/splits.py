@@ -47,7 +47,16 @@ def by_shape(shape_ids: ShapeIds, folds: int = 5, seed: int = 0) -> np.ndarray:
 
 
 class ShapeKFold:
-    """:func:`by_shape` as a scikit-learn splitter: ``cross_val_score(..., groups=shape_ids, cv=ShapeKFold(5, seed=0))``."""
+    """:func:`by_shape` as a scikit-learn splitter.
+
+    Where the estimator takes no groups of its own: ``cross_val_score(..., groups=shape_ids, cv=ShapeKFold(5, seed=0))``.
+    For a :class:`kernelcast.costmodel.CostModel` groups are the problems of the rows; it takes the folds as a list::
+
+        with sklearn.config_context(enable_metadata_routing=True):
+            model = CostModel().set_fit_request(groups=True).set_score_request(groups=True)
+            folds = list(ShapeKFold(5, seed=0).split(X, y, groups=shape_ids))
+            cross_val_score(model, X, y, params={"groups": problem_ids}, cv=folds)
+    """
 
     def __init__(self, folds: int = 5, *, seed: int = 0) -> None:
         self.folds = folds

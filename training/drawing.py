@@ -38,6 +38,9 @@ SPACE: tuple[dict[str, list[float]], ...] = (
     },
 )
 
+#: Each draw takes a fit for every part: more would take days, and the best of so many is mostly luck.
+MOST_DRAWS = 1000
+
 #: Parts of the problems that are left out in turn.
 FOLDS = 3
 #: A recipe is taken if it is better by more than so many standard errors of the difference.
@@ -117,22 +120,28 @@ def draw_hyperparameters(
     Args:
         data: training problems. Nothing else may be judged by what is chosen here.
         fit: fits a model with some parameters changed.
-        draws: how many recipes are drawn from :data:`SPACE`, beside the standing one.
+        draws: how many recipes are drawn from :data:`SPACE`, all different, beside the standing one.
         seed: of the draws and of the parts.
         folds: how many parts.
         on_fit: called with (fits done, fits) after each.
 
     Raises:
-        ModelError: no draws, or fewer than two folds.
+        ModelError: no draws, or more than :data:`MOST_DRAWS`; fewer than two folds; a seed that is none.
     """
-    from sklearn.model_selection import ParameterSampler
+    from sklearn.model_selection import ParameterGrid, ParameterSampler
 
     from kernelcast.costmodel.uncertainty import folds_of, regions
 
-    if draws < 1 or folds < 2:
-        raise ModelError(f"{draws} draws in {folds} folds choose nothing; take at least 1 in 2.")
-    rows = np.arange(len(data))
-    part_of = folds_of(regions([item.problem for item in data]), rows, folds, seed) if len(data) else None
+    if not 1 <= draws <= MOST_DRAWS or folds < 2 or not 0 <= seed < 2**32:
+        raise ModelError(
+            f"{draws} draws in {folds} folds with seed {seed} are not possible; take 1 to {MOST_DRAWS} draws in at least 2 "
+            "folds, with a seed from 0 to 2**32 - 1."
+        )
+    if not data:
+        return Tuned(
+            {}, (), "No problem was measured on the device itself, so there is none to compare recipes on."
+        )
+    part_of = folds_of(regions([item.problem for item in data]), np.arange(len(data)), folds, seed)
     if part_of is None:
         return Tuned({}, (), "The problems have one shape, so no part could be left out to compare recipes.")
     parts = [
@@ -142,6 +151,7 @@ def draw_hyperparameters(
         )
         for out in np.unique(part_of)
     ]
+    draws = min(draws, len(ParameterGrid(SPACE)))
     recipes = [{}, *map(_plain, ParameterSampler(SPACE, draws, random_state=seed))]
     logs = np.empty((len(recipes), len(data)))
     places = [np.flatnonzero(part_of == out) for out in np.unique(part_of)]

@@ -5,7 +5,8 @@ the ranking) and k = 3 with the default among the three. A model is promoted if
 
 1. it ranks at all: a model whose predictions are equal within every problem is never promoted, whatever its figures;
 2. it is better than every baseline, the default alone among them, at k = 1 and at k = 3. Where a baseline is perfect at
-   a k, being perfect too is enough there, but not at both;
+   one k, being perfect too is enough there. Beside a baseline that is perfect at both no model is promoted, as none can
+   gain anything over it;
 3. it is better than the standing champion on the problems on which both can be judged fairly: worse at neither k by more
    than :data:`TIE`, and better by more at one. In a tie, or where no problem allows the comparison, the newer model is
    promoted only if it was trained on more problems. A champion that cannot be used at all, such as one of an earlier
@@ -96,6 +97,12 @@ def judge(
             False, f"It predicts one latency for all candidates of a problem, in each of {problems} problems."
         )
     for name, baseline in baselines.items():
+        if _perfect(baseline.at_1) and _perfect(baseline.at_3):
+            return Decision(
+                False,
+                f"The baseline {name!r} is perfect on {problems} held-out problems, at 1 and at 3, so no model can be better "
+                f"there; this one has {model}. To use it all the same: kernelcast models promote",
+            )
         if not _beats(model, baseline):
             return Decision(
                 False,
@@ -132,8 +139,12 @@ def judge(
 def _beats(model: Scores, baseline: Scores) -> bool:
     pairs = ((model.at_1, baseline.at_1), (model.at_3, baseline.at_3))
     better = [ours > theirs + _ROUNDING for ours, theirs in pairs]
-    perfect = [theirs >= 1 - _ROUNDING and ours >= 1 - _ROUNDING for ours, theirs in pairs]
+    perfect = [_perfect(theirs) and _perfect(ours) for ours, theirs in pairs]
     return any(better) and all(b or p for b, p in zip(better, perfect, strict=True))
+
+
+def _perfect(efficiency: float) -> bool:
+    return efficiency >= 1 - _ROUNDING
 
 
 def _best(baselines: Mapping[str, Scores]) -> Scores:

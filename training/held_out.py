@@ -17,16 +17,47 @@ from typing import Any
 import numpy as np
 
 from kernelcast.costmodel import ProblemData, Ranker, RankingModel
+from kernelcast.datasets.journal import quoted
 from kernelcast.errors import ArtifactError, ModelError
 from kernelcast.kernels import Problem, operation, operation_names
 from kernelcast.training.baselines import RANDOM_ORDERS, BestFixed, analytic_orders, default_order
 from kernelcast.training.data import FullTable, dataset_hash, full_table
 from kernelcast.training.gate import Scores
 from kernelcast.training.metrics import KS, as_json, efficiency_curve, geometric_mean, statistics
+from kernelcast.training.structure import (
+    COUNT,
+    NUMBER,
+    NUMBER_OR_NULL,
+    POSITIVE,
+    POSITIVE_OR_NULL,
+    TEXT,
+    Form,
+    check,
+)
 
 #: Name of the record in an artifact's folder.
 FILE = "held_out.json"
 RECORD_VERSION = 1
+
+#: See :mod:`kernelcast.training.structure`. The curves are checked apart: they are many numbers.
+_RECORD: Form = {
+    "ks": [COUNT],
+    "trained_shapes": [TEXT],
+    "importance": {str: NUMBER},
+    "problems": [
+        {
+            "evidence": TEXT,
+            "problem": TEXT,
+            "sizes?": {str: COUNT},  # a record of an earlier kernelcast says none
+            "workload": TEXT,
+            "candidates": COUNT,
+            "flops": NUMBER_OR_NULL,
+            **dict.fromkeys(("best", "first", "verified"), TEXT),
+            **{f"{name}_us": POSITIVE_OR_NULL for name in ("best", "default", "first", "verified")},
+        }
+    ],
+    "points": {"predicted_us": [POSITIVE], "measured_us": [POSITIVE]},
+}
 
 #: Below this many problems, folds: each problem is judged once, so that a handful of them says something.
 FEW_PROBLEMS = 50
@@ -240,10 +271,10 @@ def record(held_out: HeldOut | None, data: Sequence[ProblemData], importance: di
 
 
 def read_record(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    """The record in an artifact's folder, its digest checked.
+    """The record in an artifact's folder, its digest and its structure checked.
 
     Raises:
-        ArtifactError: there is none, it was changed, or it is of a newer kernelcast.
+        ArtifactError: there is none, it was changed, it is not what :func:`record` writes, or it is of a newer kernelcast.
     """
     path = folder / FILE
     try:
@@ -257,12 +288,47 @@ def read_record(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
         ) from error
     if hashlib.sha256(content).hexdigest() != expected:
         raise ArtifactError(f"{path} was changed after it was written: its digest does not match.")
-    data = json.loads(content)
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path} is not JSON ({type(error).__name__}: {quoted(error)}).") from error
+    check(data, {"record_version": COUNT}, str(path))
     if data["record_version"] != RECORD_VERSION:
         raise ArtifactError(
             f"{path} has version {data['record_version']}; this kernelcast reads {RECORD_VERSION}."
         )
+    check(data, _RECORD, str(path))
+    _check_numbers(data, path)
     return data
+
+
+def _check_numbers(data: dict[str, Any], path: Path) -> None:
+    """What the parts of a record must be to one another."""
+    if data["ks"] != list(KS):
+        raise ArtifactError(
+            f"{path} has efficiencies at {quoted(data['ks'])}; this kernelcast reads {list(KS)}."
+        )
+    if len(data["points"]["predicted_us"]) != len(data["points"]["measured_us"]):
+        raise ArtifactError(f"{path} has points without a predicted or a measured latency.")
+    shape = (len(data["problems"]), len(data["ks"]))
+    for kind in ("curves", "curves_with_default"):
+        curves = data.get(kind)
+        if not isinstance(curves, dict) or (shape[0] and "model" not in curves):
+            raise ArtifactError(f"{path} has no {kind} of the model.")
+        for name, rows in curves.items():
+            try:
+                found = np.array(rows)
+            except ValueError:  # rows of several lengths
+                found = np.array(None)
+            # Without problems there is no row that could say how long it is.
+            if found.shape != (shape if shape[0] else (0,)) or not _are_shares(found):
+                raise ArtifactError(
+                    f"{path}: {kind} of {quoted(name)} are no {shape[0]} rows of {shape[1]} numbers above 0 and at most 1."
+                )
+
+
+def _are_shares(found: np.ndarray) -> bool:
+    return found.dtype.kind in "if" and bool(((found > 0) & (found <= 1)).all())
 
 
 def _curves(

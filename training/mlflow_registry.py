@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelcast import settings
+from kernelcast.errors import MissingExtraError
 
 #: The alias of the version that stands.
 CHAMPION = "champion"
@@ -106,6 +107,10 @@ def set_champion(device: str, operation: str, version: str) -> bool:
 @contextlib.contextmanager
 def _served(folder: Path) -> Iterator[Path]:
     """The artifact as an MLflow model, in a folder for a while."""
+    try:
+        import pandas as pd  # noqa: F401  # without it MLflow has no signatures, and does not say why
+    except ImportError as error:
+        raise MissingExtraError("pandas", "train", "Registering a model with MLflow") from error
     import mlflow
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema

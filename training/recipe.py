@@ -34,9 +34,10 @@ def hyperparameters(
         seed: the estimator's ``random_state``.
 
     Raises:
-        ModelError: a parameter that the estimator does not have.
+        ModelError: a parameter that the estimator does not have, or a value that it cannot be. ``random_state`` must be a
+            whole number: what is fitted by a recipe can be repeated.
     """
-    from kernelcast.costmodel.estimator import CostModel
+    from kernelcast.costmodel.estimator import CostModel, check_parameters
 
     defaults = CostModel().get_params()
     unknown = sorted(set(changes or {}) - set(defaults))
@@ -45,4 +46,10 @@ def hyperparameters(
             f"The cost model has no parameter {', '.join(unknown)}. It has: {', '.join(defaults)}."
         )
     by_size = _SMALL if problems < SMALL_DATASET else {}
-    return {**defaults, **by_size, "random_state": seed, **(changes or {})}
+    found = {**defaults, **by_size, "random_state": seed, **(changes or {})}
+    check_parameters(found)
+    if not isinstance(found["random_state"], int):
+        raise ModelError(
+            f"random_state is {found['random_state']!r}; give a whole number, so that the training can be repeated."
+        )
+    return found

@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -33,12 +34,12 @@ from kernelcast.datasets.journal import sync_folder, write_durably
 from kernelcast.errors import (
     ArtifactError,
     EarlierLayoutError,
-    KernelcastError,
     ModelError,
     UnknownNameError,
 )
 from kernelcast.kernels import Device
 from kernelcast.training import held_out
+from kernelcast.training.structure import check_facts
 
 #: Digits of the dataset's hash in a version.
 _HASH_DIGITS = 8
@@ -63,6 +64,7 @@ class RegisteredModel:
         manifest: the artifact's manifest; empty where it is broken.
         broken: what is wrong with it, else empty. What is broken cannot be used.
         outdated: whether what is wrong is that an earlier kernelcast wrote it.
+        unrecorded: what is wrong with its record of held-out problems, else empty. Selections can use it all the same.
     """
 
     path: Path
@@ -73,6 +75,7 @@ class RegisteredModel:
     manifest: dict[str, Any] = field(default_factory=dict, compare=False)
     broken: str = ""
     outdated: bool = False
+    unrecorded: str = ""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -85,22 +88,61 @@ def locked(models_dir: Path, *, timeout_s: float = 600.0) -> Iterator[None]:
     """Keep every other process and thread from changing the registry. Not to be entered twice.
 
     Raises:
-        ModelError: another process held the lock for all of the timeout.
+        ModelError: the folder cannot be written, or another process held the lock for all of the timeout.
     """
     from filelock import FileLock, Timeout
 
-    models_dir.mkdir(parents=True, exist_ok=True)
     lock = FileLock(models_dir / ".lock", thread_local=False)
     try:
+        models_dir.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=timeout_s)
     except Timeout as error:
         raise ModelError(
             f"Another process has been changing {models_dir} for {timeout_s:.0f} s; wait for it to end and try again."
         ) from error
+    except OSError as error:
+        raise _cannot_write(models_dir, error) from error
     try:
         yield
     finally:
         lock.release()
+
+
+def require_writable(models_dir: Path, device: Device, operation: str) -> None:
+    """Write where models of a device and operation are added: to be called before one is fitted.
+
+    Raises:
+        ModelError: a model could not be registered.
+    """
+    with locked(models_dir):
+        known = (_find_device_folder(models_dir, device), operation_folder(models_dir, device, operation))
+        for folder in filter(None, (models_dir, *known)):
+            try:
+                # Without a name where the system can: whatever ends this process, nothing is left.
+                with tempfile.TemporaryFile(dir=folder) as file:
+                    file.write(b"\n")
+                    file.flush()
+            except OSError as error:
+                raise _cannot_write(folder, error) from error
+
+
+def _cannot_write(folder: Path, error: OSError) -> ModelError:
+    return ModelError(
+        f"Cannot write to the models folder {folder}: {error.strerror or error}. "
+        "Choose a folder that can be written with KERNELCAST_HOME."
+    )
+
+
+def verified(path: Path) -> dict[str, Any]:
+    """The manifest of a model that is sound: every digest is right, and its facts are such as a training writes.
+
+    Raises:
+        ArtifactError: it is not.
+    """
+    verify_files(path)
+    manifest = read_manifest(path)
+    check_facts(path, manifest)
+    return manifest
 
 
 def register(models_dir: Path, save: Save, *, device: Device, operation: str, dataset_hash: str) -> Path:
@@ -214,7 +256,7 @@ def promote(models_dir: Path, model: RegisteredModel) -> Alias:
 
 def set_champion(path: Path) -> Alias:
     """:func:`promote` for a caller that holds :func:`locked`, by the artifact's folder."""
-    verify_files(path)
+    verified(path)
     try:
         standing = read_alias(path.parent)
     except ArtifactError:
@@ -247,7 +289,7 @@ def rollback(models_dir: Path, *, device: str, operation: str) -> Alias:
             raise ModelError(
                 f"No earlier model of {operation} on {device} has stood; there is nothing to go back to."
             )
-        verify_files(folder / previous[-1])
+        verified(folder / previous[-1])
         alias = Alias(previous[-1], tuple(previous[:-1]))
         _write_alias(folder, alias)
         return alias
@@ -257,14 +299,15 @@ def export(model: RegisteredModel, file: Path) -> Path:
     """Write a model as one zip file, whose bytes depend on the model alone.
 
     Raises:
-        ArtifactError: the model is broken.
+        ArtifactError: the model or its record of held-out problems is broken.
         ModelError: the file exists.
     """
-    verify_files(model.path)
+    manifest = verified(model.path)
     if file.exists():
         raise ModelError(f"{file} exists already; name another file, or remove it.")
-    names = ["manifest.json", *sorted(read_manifest(model.path)["files"])]
+    names = ["manifest.json", *sorted(manifest["files"])]
     if (model.path / held_out.FILE).exists():
+        held_out.read_record(model.path, manifest)
         names.append(held_out.FILE)
     partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
@@ -296,18 +339,11 @@ def import_(models_dir: Path, file: Path) -> RegisteredModel:
         unpacked = models_dir / f".import-{secrets.token_hex(8)}"
         try:
             _unpack(file, unpacked)
-            verify_files(unpacked)
-            manifest = read_manifest(unpacked)
+            manifest = verified(unpacked)
             RankingModel.load(unpacked)
             if (unpacked / held_out.FILE).exists():
                 held_out.read_record(unpacked, manifest)
-            try:
-                device = Device.from_dict(manifest["facts"]["device"])
-                operation, dataset_hash = str(manifest["operation"]), str(manifest["facts"]["dataset_hash"])
-            except (KeyError, TypeError, KernelcastError) as error:
-                raise ArtifactError(
-                    f"{file} does not say for which device and data it was trained."
-                ) from error
+            facts, operation = manifest["facts"], manifest["operation"]
             for model in list_models(models_dir, operation=operation):
                 if model.manifest == manifest:
                     raise ModelError(
@@ -316,8 +352,12 @@ def import_(models_dir: Path, file: Path) -> RegisteredModel:
                     )
 
             path = add(
-                models_dir, unpacked.replace, device=device, operation=operation, dataset_hash=dataset_hash
-            )  # fmt: skip
+                models_dir,
+                unpacked.replace,
+                device=Device.from_dict(facts["device"]),
+                operation=operation,
+                dataset_hash=facts["dataset_hash"],
+            )
         except ArtifactError as error:
             # The folder that it was unpacked into is gone by the time that anyone reads this.
             raise type(error)(str(error).replace(str(unpacked), str(file))) from error
@@ -402,12 +442,16 @@ def _models_of(folder: Path) -> list[RegisteredModel]:
 
 
 def _read(path: Path, alias: Alias | None) -> RegisteredModel:
-    manifest, broken, outdated = {}, "", False
+    manifest, broken, outdated, unrecorded = {}, "", False, ""
     try:
-        manifest = read_manifest(path)
-        verify_files(path)
+        manifest = verified(path)
     except ArtifactError as error:
-        manifest, broken, outdated = {}, str(error), isinstance(error, EarlierLayoutError)
+        broken, outdated = str(error), isinstance(error, EarlierLayoutError)
+    else:
+        try:
+            held_out.read_record(path, manifest)
+        except ArtifactError as error:
+            unrecorded = str(error)
     return RegisteredModel(
         path=path,
         device=path.parent.parent.name,
@@ -417,6 +461,7 @@ def _read(path: Path, alias: Alias | None) -> RegisteredModel:
         manifest=manifest,
         broken=broken,
         outdated=outdated,
+        unrecorded=unrecorded,
     )
 
 

@@ -51,7 +51,7 @@ def write_report(
         notes: a sentence to add to the section of the model in a folder.
 
     Raises:
-        ModelError: there is no model to report on.
+        ModelError: there is no model to report on, or the file cannot be written.
         MissingExtraError: matplotlib is not installed.
     """
     if not models:
@@ -96,6 +96,10 @@ def write_report(
     try:
         partial.write_text(html.page(title, body), encoding="utf-8")
         partial.replace(path)
+    except OSError as error:
+        raise ModelError(
+            f"The report {path} cannot be written: {error.strerror or error}. Name another file with --output."
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
     return path

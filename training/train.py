@@ -33,6 +33,7 @@ from kernelcast.training.gate import Decision, Scores, Standing, judge
 from kernelcast.training.metrics import KS
 from kernelcast.training.mlflow_registry import Registration
 from kernelcast.training.recipe import hyperparameters
+from kernelcast.training.structure import check_facts
 from kernelcast.training.tracking import Run, Tracked, TrackedFile, track
 from kernelcast.training.transfer import problem_weights
 
@@ -107,12 +108,14 @@ def train(
         on_progress: see :data:`OnProgress`.
 
     Raises:
-        ModelError: nothing to train on, or data of several operations or devices.
+        ModelError: nothing to train on, data of several operations or devices, a parameter out of range, or a registry
+            that cannot be written; all before anything is fitted.
     """
     started = time.time()
     operation = _check(data, device, others)
     tell = on_progress or (lambda _stage, _share: None)
     params = hyperparameters(len(data) + len(others), estimator_params, seed=seed)
+    registry.require_writable(models_dir, device, operation)
 
     def fit(part: Sequence[ProblemData], chosen: Mapping[str, Any]) -> RankingModel:
         weights = problem_weights(others, part)
@@ -304,12 +307,13 @@ def standing_of(champion: Path, results: held.HeldOut) -> Standing | None:
         return None
     try:
         manifest = read_manifest(champion)
+        check_facts(champion, manifest)
         model = RankingModel.load(champion)
-        trained_on = int(manifest["facts"]["problems"])
     except EarlierLayoutError:
         return Standing(champion.name, 0, unusable="is of an earlier layout")
-    except (ArtifactError, KeyError, TypeError, ValueError):
+    except ArtifactError:
         return Standing(champion.name, 0, unusable="is broken")
+    trained_on = manifest["facts"]["problems"]
     try:
         record = held.read_record(champion, manifest)
     except ArtifactError:

@@ -74,6 +74,8 @@ def list_(
     for model in found:
         if model.broken:
             console().print(f"Cannot be used: {model.broken}", soft_wrap=True, markup=False)
+        if model.unrecorded:
+            console().print(_record_fault(model), soft_wrap=True, markup=False)
     console().print("@1 and @3: efficiency on held-out problems, with the default among the 3.")
 
 
@@ -118,6 +120,7 @@ def show(
         "dataset hash": facts["dataset_hash"],
         "held out": facts["held_out"].get("how", "nothing"),
         "efficiency": f"{_figure(row['efficiency_at_1'])} at 1, {_figure(row['efficiency_at_3'])} at 3",
+        "record": model.unrecorded or "sound",
         "gate": f"{'passed' if gate['promoted'] else 'not passed'}: {gate['reason']}",
     }.items():
         out.print(f"{name + ':':14}{escape(str(value))}", soft_wrap=True)
@@ -144,6 +147,8 @@ def promote(
     console().print(
         f"{model.version} is the champion of {model.operation} on {model.device}.{before}", soft_wrap=True
     )
+    if model.unrecorded:
+        console(stderr=True).print(f"Warning: {_record_fault(model)}", soft_wrap=True, markup=False)
     _tell_tracking(model.device, model.operation, model.version)
 
 
@@ -296,7 +301,12 @@ def _summary(model: RegisteredModel) -> dict[str, Any]:
         "efficiency_at_3": figures["3"]["geomean"] if figures else None,
         "created_at": facts.get("created_at"),
         "broken": model.broken,
+        "unrecorded": model.unrecorded,
     }
+
+
+def _record_fault(model: RegisteredModel) -> str:
+    return f"Of use to selections, but without its record of held-out problems: {model.unrecorded}"
 
 
 def _figure(value: float | None) -> str:

@@ -51,10 +51,11 @@ def train(
         typer.Option(
             "--draws",
             min=0,
+            max=1000,
             help="Other hyperparameters to try, by cross-validation on the training problems. Each takes three fits, twice.",
         ),
     ] = 0,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the trees.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of the trees.")] = 0,
     track: Annotated[bool, typer.Option("--track/--no-track", help="Write an MLflow run.")] = True,
     compile_facts: Annotated[
         Literal["auto", "off"],

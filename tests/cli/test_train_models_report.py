@@ -7,14 +7,17 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kernelcast.cli import main
+from kernelcast.costmodel import Forest
 from kernelcast.costmodel.artifact import write_artifact
 from kernelcast.datasets import Environment, Measurement, Protocol, Store
 from kernelcast.kernels import Candidate, Problem
 from kernelcast.kernels.devices import device
 from kernelcast.training import registry
+from kernelcast.training.drawing import MOST_DRAWS
 
 A100 = device("a100")
 TILES = (16, 32, 64, 128, 256)
@@ -150,6 +153,26 @@ def test_train_refuses_with_one_sentence(home, capsys, arguments, message):
     assert captured.err.count("\n") == 1
 
 
+def test_train_refuses_a_registry_that_cannot_be_written_before_it_fits(empty, capsys, monkeypatch):
+    fill(empty, range(4), "alpha")
+    (empty / "models").write_text("")
+    monkeypatch.setattr("kernelcast.costmodel.RankingModel.fit", lambda *_, **__: pytest.fail("it fits"))
+    assert run("train", "--op", "toy", "--device", "a100", "--no-track") == 2
+    assert capsys.readouterr().err == (
+        f"Error: Cannot write to the models folder {empty / 'models'}: File exists. "
+        "Choose a folder that can be written with KERNELCAST_HOME.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--seed", "-1"), ("--seed", str(2**32)), ("--draws", "-1"), ("--draws", str(MOST_DRAWS + 1))],
+)
+def test_train_bounds_its_numbers(empty, capsys, option, value):
+    assert run("train", "--op", "toy", option, value) == 2
+    assert f"Invalid value for '{option}'" in capsys.readouterr().err
+
+
 # models
 
 
@@ -229,6 +252,74 @@ def test_models_refuses_with_one_sentence(empty, capsys, arguments, message):
     assert captured.err.count("\n") == 1
 
 
+def register_by_hand(models: Path, **facts) -> Path:
+    """A model that has every digest right and no tree; with some of its facts changed."""
+    facts = {
+        "created_at": "2026-01-02T03:04:05+00:00",
+        "device": A100.to_dict(),
+        "dataset_hash": "3f2a9c1b",
+        **dict.fromkeys(("problems", "shapes", "measurements", "failures", "seed"), 1),
+        **{name: {} for name in ("workloads", "dtypes", "hyperparameters", "libraries")},
+        "held_out": {"sha256": ""},
+        "gate": {"promoted": False, "reason": "By hand."},
+        **facts,
+    }
+    forest = Forest(np.zeros((0, 0), np.int32), np.zeros((0, 0)), np.zeros((0, 1)), base=0.0, width=1)
+    heads = dict.fromkeys(("difference", "slowdown", "level", "error"), forest)
+    return registry.register(
+        models,
+        lambda folder: write_artifact(folder, {"operation": "toy", "facts": facts}, {"level": b"{}"}, heads),
+        device=A100,
+        operation="toy",
+        dataset_hash="3f2a9c1b",
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("workloads", []), ("held_out", None), ("gate", "x"), ("device", 1), ("libraries", -1)],
+)
+def test_a_model_of_wrong_facts_is_listed_as_broken_and_the_others_go_on(
+    empty, tmp_path, capsys, monkeypatch, field, value
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    path, _ = register_by_hand(empty / "models", **{field: value}), register_by_hand(empty / "models")
+    said = f"{path / 'manifest.json'}: facts.{field} has "
+    assert run("models", "list") == 0
+    out = capsys.readouterr().out
+    assert f"Cannot be used: {said}" in out
+    assert out.count("broken") == 1
+    assert run("models", "list", "--json") == 0
+    assert [row["problems"] for row in json.loads(capsys.readouterr().out)] == [None, 1]
+    assert run("models", "show", "1") == 1
+    assert said in capsys.readouterr().out
+    for words in (["promote", "1"], ["export", "1"]):
+        assert run("models", *words) == 2
+        assert said in capsys.readouterr().err
+    assert run("report") == 0
+    assert "By hand." in Path("kernelcast-report.html").read_text()
+
+
+def test_a_model_without_its_record_says_so_and_can_stand(empty, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    path = register_by_hand(empty / "models")
+    said = f"Of use to selections, but without its record of held-out problems: {path} has no record"
+    assert run("models", "list") == 0
+    out = capsys.readouterr().out
+    assert said in out
+    assert "broken" not in out
+    assert run("models", "list", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["unrecorded"].startswith(f"{path} has no record of held-out problems")
+    assert run("models", "show", "1") == 0
+    assert f"record:       {path} has no record" in capsys.readouterr().out
+    assert run("models", "promote", "1") == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"Warning: {said}")
+    assert f"{path.name} is the champion" in captured.out
+
+
 @pytest.mark.parametrize("kind", ["earlier layout", "broken"])
 def test_a_model_that_cannot_be_used_is_said_and_never_a_sound_champion(
     empty, tmp_path, capsys, monkeypatch, kind
@@ -237,13 +328,10 @@ def test_a_model_that_cannot_be_used_is_said_and_never_a_sound_champion(
     monkeypatch.chdir(tmp_path)
     models = empty / "models"
 
-    def save(folder: Path) -> None:
-        write_artifact(folder, {"operation": "toy", "facts": {}}, {"level": b"{}"}, {})
-
     with monkeypatch.context() as patch:
         if kind == "earlier layout":
             patch.setattr("kernelcast.costmodel.artifact.ARTIFACT_VERSION", 1)
-        path = registry.register(models, save, device=A100, operation="toy", dataset_hash="3f2a9c1b")
+        path = register_by_hand(models)
         registry.set_champion(path)
     if kind == "broken":
         (path / "level.json").write_bytes(b"")
@@ -297,6 +385,12 @@ def test_report_is_written_where_asked_and_says_how_to_open_it(home, tmp_path, c
 def test_report_without_models_or_folder_refuses(empty, tmp_path, capsys):
     assert run("report", "--output", str(tmp_path / "r.html")) == 2
     assert "no trained model" in capsys.readouterr().err
+    register_by_hand(empty / "models")
+    assert run("report", "--output", str(tmp_path)) == 2
+    err = capsys.readouterr().err
+    assert err == (
+        f"Error: The report {tmp_path} cannot be written: Is a directory. Name another file with --output.\n"
+    )
     assert run("report", "--output", str(tmp_path / "absent" / "r.html")) == 2
     assert "there is no folder" in capsys.readouterr().err
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from kernelcast.costmodel import CostModel, Forest
-from kernelcast.costmodel.estimator import differences
+from kernelcast.costmodel.estimator import _RANGES, check_parameters, differences
 from kernelcast.costmodel.heads import contributions
+from kernelcast.datasets import ShapeKFold
 from kernelcast.errors import ModelError
 
 sklearn = pytest.importorskip("sklearn")
@@ -338,3 +339,142 @@ def test_what_features_contribute_sums_to_the_prediction(estimate):
     np.testing.assert_allclose(start + parts.sum(axis=1), fitted.predict(X), atol=1e-5)
     # The latencies follow the second feature; the first is noise.
     assert np.abs(parts[:, 1]).mean() > 3 * np.abs(parts[:, 0]).mean()
+
+
+# Parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("n_estimators", 0, "a whole number from 1 to 10000"),
+        ("n_estimators", -1, "a whole number from 1 to 10000"),
+        ("n_estimators", 10.0, "a whole number from 1 to 10000"),
+        ("n_estimators", True, "a whole number from 1 to 10000"),
+        ("max_depth", -1, "a whole number from 1 to 16"),
+        ("max_depth", 17, "a whole number from 1 to 16"),
+        ("learning_rate", np.nan, "a number above 0 and at most 1"),
+        ("learning_rate", 1e30, "a number above 0 and at most 1"),
+        ("learning_rate", 0.0, "a number above 0 and at most 1"),
+        ("learning_rate", "0.1", "a number above 0 and at most 1"),
+        ("min_child_weight", -0.5, "a number from 0 to 1000000000"),
+        ("subsample", 0, "a number above 0 and at most 1"),
+        ("colsample_bytree", 2, "a number above 0 and at most 1"),
+        ("reg_lambda", np.inf, "a number from 0 to 1000000000"),
+        ("focus", -1.0, "a number from 0 to 100"),
+        ("error_folds", -1, "a whole number from 0 to 1000"),
+        ("random_state", -5, "a whole number from 0 to 4294967295, or None, or RandomState"),
+        ("random_state", 2**32, "a whole number from 0 to 4294967295, or None, or RandomState"),
+        ("random_state", "7", "a whole number from 0 to 4294967295, or None, or RandomState"),
+        ("n_jobs", -2, "a whole number from -1 to 1024, or None"),
+    ],
+)
+def test_a_parameter_out_of_range_is_named_with_its_range(data, name, value, allowed):
+    with pytest.raises(ModelError) as caught:
+        CostModel(**{name: value}).fit(*data)
+    assert str(caught.value) == f"{name} is {value!r}; it must be {allowed}."
+
+
+def test_every_parameter_has_a_range_that_holds_its_default():
+    assert set(_RANGES) == set(CostModel().get_params())
+    check_parameters(CostModel().get_params())
+    numpys = {"n_estimators": np.int64(3), "learning_rate": np.float32(0.5), "random_state": np.uint8(9)}
+    check_parameters({**CostModel().get_params(), **numpys})
+
+
+def test_a_seed_is_taken_as_everywhere_in_scikit_learn(data):
+    few = {"n_estimators": 2, "max_depth": 2, "error_folds": 0, "n_jobs": 1}
+
+    def fit(state):
+        return CostModel(**few, random_state=state).fit(*data)
+
+    assert fit(7).seed_ == 7
+    drawn = np.random.RandomState(3).randint(2**31, size=2).tolist()
+    state = np.random.RandomState(3)
+    first, second = fit(state), fit(state)
+    assert [first.seed_, second.seed_] == drawn
+    assert saved(first) == saved(fit(drawn[0])) != saved(second)
+    before = np.random.get_state()
+    try:
+        np.random.seed(3)
+        assert [fit(None).seed_, fit(None).seed_] == drawn
+    finally:
+        np.random.set_state(before)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"estimate": 9999}, "The estimate is column 9999; X has the columns 0 to 3."),
+        ({"estimate": -1}, "The estimate is column -1; X has the columns 0 to 3."),
+        ({"estimate": 1.0}, "The estimate is column 1.0; X has the columns 0 to 3."),
+        ({"clusters": np.zeros(3)}, r"The clusters are \(3,\); there must be one for each of the 960 rows."),
+        ({"sample_weight": np.ones(3)}, r"The weights are \(3,\); there must be one above 0 for each"),
+    ],
+    ids=str,
+)
+def test_what_is_given_beside_the_rows_must_fit_them(data, given, message):
+    with pytest.raises(ModelError, match=message):
+        CostModel(**QUICK).fit(*data, **given)
+
+
+# Its score, and scikit-learn's ways of using it
+
+
+def test_the_score_is_the_efficiency_at_1(fitted):
+    X, y, groups = synthetic(20, seed=2)
+    shuffled = np.random.default_rng(0).permutation(len(X))
+    predicted = fitted.predict(X)
+    best, first = [], []
+    for number in range(20):
+        rows = groups == number
+        best.append(y[rows].min())
+        first.append(y[rows][predicted[rows].argmin()])
+    expected = np.exp(np.mean(best) - np.mean(first))
+    assert 0.5 < expected < 1.0
+    assert fitted.score(X, y, groups) == pytest.approx(expected, rel=1e-12)
+    named = np.array([f"problem {number}" for number in groups])
+    assert fitted.score(X[shuffled], y[shuffled], named[shuffled]) == pytest.approx(expected, rel=1e-12)
+    # What is added to a problem's latencies, of which the model says nothing, changes nothing.
+    assert fitted.score(X, y + 3.0 * groups, groups) == pytest.approx(expected, rel=1e-9)
+    # By hand, the first of two equal predictions: 1 us over 4 us, and over 1 us.
+    same = np.zeros((2, 4))
+    assert fitted.score(same, np.log([4.0, 1.0]), [0, 0]) == pytest.approx(0.25)
+    assert fitted.score(same, np.log([1.0, 4.0]), [0, 0]) == pytest.approx(1.0)
+    assert fitted.score(np.zeros((4, 4)), np.log([4.0, 1.0, 1.0, 4.0]), [0, 0, 1, 1]) == pytest.approx(0.5)
+
+
+def test_a_score_without_problems_or_rows_is_refused(fitted):
+    with pytest.raises(TypeError, match="groups"):
+        fitted.score(np.zeros((2, 4)), np.zeros(2))
+    with pytest.raises(ModelError, match="no row to judge"):
+        fitted.score(np.zeros((0, 4)), np.zeros(0), np.zeros(0))
+    with pytest.raises(ModelError, match="first lengths must be equal"):
+        fitted.score(np.zeros((2, 4)), np.zeros(2), np.zeros(3))
+
+
+def test_cross_validation_and_grid_search_by_shape():
+    """As the docstring of ShapeKFold and docs/models.md say: two problems, of two dtypes, are of one shape."""
+    from sklearn.model_selection import GridSearchCV, cross_val_score
+
+    X, y, problem_ids = synthetic(12, candidates=8)
+    shape_ids = [str(number // 2) for number in problem_ids]
+    folds = list(ShapeKFold(3, seed=0).split(X, y, groups=shape_ids))
+    few = {"n_estimators": 20, "max_depth": 3, "error_folds": 0, "n_jobs": 1, "colsample_bytree": 1.0}
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = CostModel(**few).set_fit_request(groups=True).set_score_request(groups=True)
+        scores = cross_val_score(model, X, y, params={"groups": problem_ids}, cv=folds)
+        search = GridSearchCV(model, {"n_estimators": [1, 20]}, cv=folds).fit(X, y, groups=problem_ids)
+        refitted = search.score(X, y, groups=problem_ids)
+    assert refitted == search.best_estimator_.score(X, y, problem_ids)
+    by_hand = [
+        CostModel(**few)
+        .fit(X[train], y[train], problem_ids[train])
+        .score(X[test], y[test], problem_ids[test])
+        for train, test in folds
+    ]
+    np.testing.assert_array_equal(scores, by_hand)
+    assert all(set(problem_ids[train]).isdisjoint(problem_ids[test]) for train, test in folds)
+    np.testing.assert_allclose(search.cv_results_["mean_test_score"][1], np.mean(by_hand), rtol=1e-12)
+    assert search.best_params_ == {"n_estimators": 20}
+    assert search.best_score_ > search.cv_results_["mean_test_score"][0]

@@ -243,6 +243,22 @@ def test_two_models_fitted_with_one_estimator_keep_their_own_trees(tmp_path):
         np.testing.assert_array_equal(kept.leaf, forest.leaf)
 
 
+@pytest.mark.parametrize("weights", [np.ones(3), np.ones(1), np.ones((2, 1)), 1.0], ids=np.shape)
+def test_weights_that_are_not_one_a_problem_are_refused(weights):
+    with pytest.raises(
+        ModelError, match=r"The weights are \(.*; there must be one for each of the 2 problems\."
+    ):
+        RankingModel.fit(measured([toy(40, 8), toy(100, 64)]), CostModel(**QUICK), weights=weights)
+
+
+def test_folders_may_be_named_by_a_text(tmp_path, model):
+    model.save(str(tmp_path / "kept"))
+    loaded = RankingModel.load(str(tmp_path / "kept"))
+    assert (loaded.schema, loaded.level_mean) == (model.schema, model.level_mean)
+    with pytest.raises(ArtifactError, match="absent is not a model"):
+        RankingModel.load(str(tmp_path / "absent"))
+
+
 def test_a_model_that_was_saved_and_loaded_predicts_the_same(model, folder):
     loaded = RankingModel.load(folder)
     assert loaded.operation == "toy"

@@ -124,10 +124,31 @@ def test_one_shape_leaves_nothing_to_compare():
     assert "one shape" in found.reason
 
 
-@pytest.mark.parametrize(("draws", "folds"), [(0, 3), (-1, 3), (2, 1)])
-def test_nothing_to_choose_from_is_refused(draws, folds):
-    with pytest.raises(ModelError, match="choose nothing"):
-        draw_hyperparameters(DATA, Fits(good=()), draws=draws, folds=folds)
+def test_nothing_measured_on_the_device_is_said_to_be_that():
+    found = draw_hyperparameters([], Fits(good=()), draws=3)
+    assert (found.changes, found.trials) == ({}, ())
+    assert (
+        found.reason
+        == "No problem was measured on the device itself, so there is none to compare recipes on."
+    )
+
+
+@pytest.mark.parametrize(
+    ("draws", "folds", "seed"), [(0, 3, 0), (-1, 3, 0), (2, 1, 0), (1001, 3, 0), (2, 3, -1), (2, 3, 2**32)]
+)
+def test_draws_that_are_not_possible_are_refused_before_a_fit(draws, folds, seed):
+    fits = Fits(good=())
+    with pytest.raises(ModelError, match="are not possible; take 1 to 1000 draws in at least 2 folds"):
+        draw_hyperparameters(DATA, fits, draws=draws, folds=folds, seed=seed)
+    assert fits.seen == []
+
+
+def test_no_more_is_drawn_than_there_are_and_the_reason_says_how_many(monkeypatch, recwarn):
+    monkeypatch.setattr(drawing, "SPACE", ({"max_depth": [3, 4]}, {"max_depth": [5]}))
+    found = draw_hyperparameters(DATA, Fits(good=()), draws=7)
+    assert sorted(trial.changes.get("max_depth", 0) for trial in found.trials) == [0, 3, 4, 5]
+    assert "of 3 drawn recipes, 30 problems" in found.reason
+    assert [str(each.message) for each in recwarn] == []
 
 
 def test_training_chooses_without_the_held_out_shapes_and_keeps_the_trials(tmp_path: Path, monkeypatch):

@@ -62,7 +62,18 @@ def test_a_champion_that_cannot_be_used_is_named_and_replaced():
 
 def test_a_perfect_baseline_may_be_equalled_at_one_k_but_not_at_both():
     assert decide(Scores(0.97, 1.0), {"default": Scores(0.96, 1.0)}).promoted
-    assert not decide(Scores(1.0, 1.0), {"default": Scores(1.0, 1.0)}).promoted
+
+
+@pytest.mark.parametrize("model", [Scores(1.0, 1.0), Scores(0.9, 0.95)])
+def test_beside_a_baseline_that_is_perfect_at_both_the_reason_says_that_none_is_promoted(model):
+    decision = decide(model, {"random": Scores(0.5, 0.6), "best_fixed": Scores(1.0, 1.0)})
+    if model.at_1 == 1.0:
+        assert decision.reason == (
+            "The baseline 'best_fixed' is perfect on 40 held-out problems, at 1 and at 3, so no model can be better there; "
+            "this one has 1.0000 at 1 and 1.0000 at 3. To use it all the same: kernelcast models promote"
+        )
+    assert "is perfect" in decision.reason
+    assert not decision.promoted
 
 
 def test_a_constant_model_is_never_promoted_whatever_its_figures():

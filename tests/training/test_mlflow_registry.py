@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from unittest.mock import MagicMock
+
 import numpy as np
 import pytest
 
 from kernelcast.costmodel import AnalyticModel, ProblemData, RankingModel
+from kernelcast.errors import MissingExtraError
 from kernelcast.kernels import CandidateTable, candidates, problem
 from kernelcast.kernels.devices import device
-from kernelcast.training import registry, tracking
+from kernelcast.training import mlflow_registry, registry, tracking
 from kernelcast.training.mlflow_registry import CHAMPION, VERSION_TAG, model_name
 from kernelcast.training.train import train
 
@@ -90,3 +94,15 @@ def test_the_alias_follows_a_promotion_by_hand(home, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     assert "was not moved" in tracking.follow(A100.name, "gemm", first.model_dir.name)
+
+
+def test_without_pandas_the_extra_to_install_is_named(home, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    client = MagicMock(**{"search_model_versions.return_value": []})
+    with pytest.raises(MissingExtraError) as caught:
+        mlflow_registry.register(
+            client, "run", home, mlflow_registry.Registration("a100", "gemm", "0001-00000000", False)
+        )
+    assert str(caught.value) == (
+        "Registering a model with MLflow needs pandas, which is not installed. Install it with: pip install 'kernelcast[train]'"
+    )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import hashlib
+import io
 import json
 import multiprocessing
+import re
 import shutil
 import stat
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,14 +29,36 @@ from kernelcast.costmodel.model import schema_of
 from kernelcast.errors import ArtifactError, EarlierLayoutError, ModelError, UnknownNameError
 from kernelcast.featurizer import Featurizer
 from kernelcast.kernels import Candidate, CandidateTable, Device, Problem
-from kernelcast.training import registry
+from kernelcast.training import held_out, registry
+from kernelcast.training.structure import check_facts
 
 GPU = Device("toy-gpu", "gpu", "nvidia", "sm80", 108, memory_bytes=80 * 2**30, clock_hz=1.41e9)
 HASH = "3f2a9c1b77aa0011"
 
 
-def save_model(folder: Path, *, device: Device = GPU, level: float = 1.0, dataset_hash: str = HASH) -> None:
-    """Write an artifact that loads: one tree, which puts the vendor behind the others."""
+#: A training's record where nothing could be held out.
+RECORD = {
+    "record_version": 1,
+    "ks": [1, 2, 3, 5, 10],
+    "trained_shapes": ["0123456789ab"],
+    "importance": {},
+    "problems": [],
+    "curves": {},
+    "curves_with_default": {},
+    "points": {"predicted_us": [], "measured_us": []},
+}
+
+
+def save_model(
+    folder: Path,
+    *,
+    device: Device = GPU,
+    level: float = 1.0,
+    dataset_hash: str = HASH,
+    record: bytes = json.dumps(RECORD).encode(),
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Write an artifact that loads: one tree, which puts the vendor behind the others. ``facts`` are put over its own."""
     table = CandidateTable.of([Candidate.of("vendor"), Candidate.of("triton_toy", {"tile": 16})])
     item = ProblemData(Problem("toy", (("m", 8),), "float32"), device, table, np.zeros(2), np.full(2, np.nan))
     schema = schema_of([item])
@@ -38,7 +66,6 @@ def save_model(folder: Path, *, device: Device = GPU, level: float = 1.0, datase
     at = np.array([[names.index("variant_vendor")]], dtype=np.int32)
     forest = Forest(at, np.array([[0.5]]), np.array([[0.0, 1.0]]), base=0.0, width=len(names))
     heads = ("difference", "slowdown", "level", "error")
-    record = json.dumps({"record_version": 1, "problems": []}).encode()
     manifest = {
         "operation": "toy",
         "schema": schema.to_dict(),
@@ -47,21 +74,27 @@ def save_model(folder: Path, *, device: Device = GPU, level: float = 1.0, datase
         "level_mean": level,
         "error_mean": -2.0,
         "facts": {
+            "created_at": "2026-01-02T03:04:05+00:00",
             "device": device.to_dict(),
             "dataset_hash": dataset_hash,
+            **dict.fromkeys(("problems", "shapes", "measurements", "failures", "seed"), 1),
+            "workloads": {"": 1},
+            "dtypes": {"float32": 1},
+            "hyperparameters": {"n_estimators": 4, "n_jobs": None},
+            "libraries": {"xgboost": "3.2.0"},
             "held_out": {"sha256": hashlib.sha256(record).hexdigest()},
+            "gate": {"promoted": False, "reason": "Written by hand."},
+            **(facts or {}),
         },
     }
     write_artifact(folder, manifest, dict.fromkeys(heads, b"{}"), dict.fromkeys(heads, forest))
     (folder / "held_out.json").write_bytes(record)
 
 
-def add(
-    models: Path, *, device: Device = GPU, operation: str = "toy", level: float = 1.0, dataset_hash=HASH
-) -> Path:
+def add(models: Path, *, device: Device = GPU, operation: str = "toy", dataset_hash=HASH, **what) -> Path:
     return registry.register(
         models,
-        lambda folder: save_model(folder, device=device, level=level, dataset_hash=dataset_hash),
+        lambda folder: save_model(folder, device=device, dataset_hash=dataset_hash, **what),
         device=device,
         operation=operation,
         dataset_hash=dataset_hash,
@@ -450,3 +483,189 @@ def test_an_import_of_what_is_registered_says_how_to_promote_it(tmp_path):
     with pytest.raises(ModelError) as caught:
         registry.import_(tmp_path / "models", file)
     assert str(caught.value).endswith(f"kernelcast models promote {path.name} --op toy --device toy-gpu")
+
+
+# Writing
+
+
+@pytest.mark.parametrize("kind", ["a file", "below a file"])
+def test_a_models_folder_that_cannot_be_made_is_named(tmp_path, kind):
+    (tmp_path / "file").write_text("")
+    models = tmp_path / "file" if kind == "a file" else tmp_path / "file" / "models"
+    for change in (
+        lambda: registry.require_writable(models, GPU, "toy"),
+        lambda: add(models),
+        lambda: registry.rollback(models, device="toy-gpu", operation="toy"),
+    ):
+        with pytest.raises(ModelError) as caught:
+            change()
+        assert str(caught.value).startswith(f"Cannot write to the models folder {models}: ")
+        assert str(caught.value).endswith(". Choose a folder that can be written with KERNELCAST_HOME.")
+
+
+def test_every_folder_that_a_model_goes_into_is_tried(tmp_path, monkeypatch):
+    path = add(tmp_path)
+    tried = []
+
+    def refused(*, dir):
+        tried.append(dir)
+        if dir == path.parent:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return contextlib.closing(io.BytesIO())
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    with pytest.raises(ModelError, match=rf"models folder {path.parent}: Read-only file system\."):
+        registry.require_writable(tmp_path, GPU, "toy")
+    assert tried == [tmp_path, path.parent.parent, path.parent]
+    tried.clear()
+    registry.require_writable(tmp_path, GPU, "other")
+    assert tried == [tmp_path, path.parent.parent]
+
+
+# Facts and records that no training writes, their digests right
+
+
+WRONG_FACTS = [
+    ("workloads", []),
+    ("workloads", {"timm": "9"}),
+    ("held_out", None),
+    ("held_out", {"sha256": "0", "rankers": {"model": {"with_default": {"1": {"geomean": "x"}}}}}),
+    ("device", {"name": "toy-gpu"}),
+    ("device", "toy-gpu"),
+    ("dtypes", ["float32"]),
+    ("libraries", {"xgboost": 3}),
+    ("hyperparameters", [4]),
+    ("hyperparameters", {"n_estimators": "4"}),
+    ("gate", "passed"),
+    ("gate", {"promoted": "yes", "reason": ""}),
+    ("problems", -1),
+    ("problems", True),
+    ("failures", 10**400),
+    ("seed", 0.5),
+    ("created_at", None),
+    ("dataset_hash", 7),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG_FACTS, ids=str)
+def test_facts_of_wrong_kinds_are_named_wherever_a_model_is_read(tmp_path, field, value):
+    models = tmp_path / "models"
+    path, sound = add(models, facts={field: value}), add(models)
+    broken, other = registry.list_models(models)
+    assert broken.broken.startswith(f"{path / 'manifest.json'}: facts.{field}")
+    assert broken.broken.endswith(" must be. Train the model again.") or " has no " in broken.broken
+    assert (broken.manifest, other.path, other.broken) == ({}, sound, "")
+    file = tmp_path / "model.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        for each in path.iterdir():
+            archive.write(each, each.name)
+    for use in (
+        lambda: registry.set_champion(path),
+        lambda: registry.export(broken, tmp_path / "out.zip"),
+        lambda: registry.import_(models, file),
+    ):
+        with pytest.raises(ArtifactError, match=rf"facts\.{field}"):
+            use()
+    assert not (tmp_path / "out.zip").exists()
+    assert len(registry.list_models(models)) == 2
+    assert champion(models) is None
+
+
+@pytest.mark.parametrize("facts", [None, "text", -1, [], {}])
+def test_facts_that_are_none_are_refused(tmp_path, facts):
+    with pytest.raises(ArtifactError, match=r"facts has "):
+        check_facts(tmp_path, {"facts": facts})
+
+
+def problem_record(**changes):
+    """A record of one held-out problem, with some of its fields changed."""
+    names = dict.fromkeys(("evidence", "problem", "workload", "best", "first", "verified"), "x")
+    times = dict.fromkeys(("best_us", "default_us", "first_us", "verified_us"), 2.0)
+    return {**names, **times, "sizes": {"m": 8}, "candidates": 3, "flops": None, **changes}
+
+
+ONE = {
+    **RECORD,
+    "problems": [problem_record()],
+    "curves": {"model": [[0.5, 0.5, 1.0, 1.0, 1.0]]},
+    "curves_with_default": {"model": [[0.5, 1, 1, 1, 1]]},
+    "points": {"predicted_us": [1.0], "measured_us": [2.0]},
+}
+WRONG_RECORDS = [
+    *(
+        b"{}",
+        b"[]",
+        b"null",
+        b"",
+        b'{"record_version": 1',
+        b'{"record_version": 1}',
+        b"[" * 5000,
+        b"\xff",
+        b"1",
+    ),
+    *(
+        {**ONE, **changes}
+        for changes in (
+            {"record_version": "1"},
+            {"record_version": 2},
+            {"ks": [1, 3]},
+            {"trained_shapes": [1]},
+            {"trained_shapes": "abc"},
+            {"importance": {"log2_m": None}},
+            {"problems": {}},
+            {"problems": [[]]},
+            {"problems": [problem_record(best_us=-1)]},
+            {"problems": [problem_record(sizes=[8])]},
+            {"problems": [problem_record(evidence=None)]},
+            {"curves": []},
+            {"curves_with_default": {}},
+            {"curves_with_default": {"model": [[0.5] * 5] * 2}},
+            {"curves_with_default": {"model": [[0.5]]}},
+            {"curves_with_default": {"model": [[0.5] * 5, [0.5]]}},
+            {"curves_with_default": {"model": [["1"] * 5]}},
+            {"curves_with_default": {"model": [[0.5, 0, 1, 1, 1]]}},
+            {"curves_with_default": {"model": [[0.5, 1.5, 1, 1, 1]]}},
+            {"curves_with_default": {"model": None}},
+            {"points": {"predicted_us": [1.0], "measured_us": []}},
+            {"points": {"predicted_us": [0], "measured_us": [1]}},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("record", WRONG_RECORDS, ids=lambda record: str(record)[-60:])
+def test_a_record_of_another_structure_is_told_and_the_model_is_of_use(tmp_path, record):
+    content = record if isinstance(record, bytes) else json.dumps(record).encode()
+    path = add(tmp_path, record=content)
+    with pytest.raises(ArtifactError, match=re.escape(f"{path / 'held_out.json'}")):
+        held_out.read_record(path, read_manifest(path))
+    (model,) = registry.list_models(tmp_path)
+    assert model.broken == ""
+    assert model.unrecorded.startswith(str(path / "held_out.json"))
+    with pytest.raises(ArtifactError, match=re.escape(model.unrecorded)):
+        registry.export(model, tmp_path / "out.zip")
+    registry.set_champion(path)
+    assert champion(tmp_path) == path.name
+
+
+@pytest.mark.parametrize("record", [RECORD, ONE], ids=["none held out", "one"])
+def test_a_sound_record_is_read_as_it_was_written(tmp_path, record):
+    path = add(tmp_path, record=json.dumps(record).encode())
+    assert held_out.read_record(path, read_manifest(path)) == record
+    assert registry.model_at(path).unrecorded == ""
+
+
+def test_a_record_that_is_gone_or_changed_is_told(tmp_path):
+    gone, changed = add(tmp_path), add(tmp_path)
+    (gone / "held_out.json").unlink()
+    (changed / "held_out.json").write_text("{}")
+    first, second = registry.list_models(tmp_path)
+    assert (first.broken, second.broken) == ("", "")
+    assert first.unrecorded.startswith(f"{gone} has no record of held-out problems")
+    assert second.unrecorded == (
+        f"{changed / 'held_out.json'} was changed after it was written: its digest does not match."
+    )
+    # Without a record a model can be handed on; with a changed one it cannot.
+    assert registry.import_(tmp_path / "here", registry.export(first, tmp_path / "out.zip")).unrecorded
+    with pytest.raises(ArtifactError, match="was changed"):
+        registry.export(second, tmp_path / "other.zip")

@@ -258,3 +258,13 @@ def record_of(problems):
     return {
         "ks": KS, "problems": problems, "curves": curves, "curves_with_default": curves, "importance": {},
     }  # fmt: skip
+
+
+def test_a_report_that_cannot_be_written_is_named_itself(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ModelError) as caught:
+        write_report(tmp_path / "folder", [model(tmp_path / "model")])
+    assert str(caught.value) == (
+        f"The report {tmp_path / 'folder'} cannot be written: Is a directory. Name another file with --output."
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "model"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelcast.costmodel import Prediction, ProblemData, RankingModel, read_manifest, verify_files
+from kernelcast.costmodel import Prediction, ProblemData, RankingModel, artifact, read_manifest, verify_files
 from kernelcast.costmodel.artifact import ARTIFACT_VERSION, write_artifact
 from kernelcast.costmodel.locate import find_champion
 from kernelcast.errors import ModelError
@@ -80,6 +82,10 @@ def test_fewer_than_100_problems_get_smaller_trees_and_the_caller_has_the_last_w
     assert hyperparameters(10, {"max_depth": 3}, seed=7) == {**small, "max_depth": 3, "random_state": 7}
     with pytest.raises(ModelError, match=r"no parameter depth.*max_depth"):
         hyperparameters(10, {"depth": 3})
+    with pytest.raises(ModelError, match="max_depth is 0; it must be a whole number from 1 to 16"):
+        hyperparameters(10, {"max_depth": 0})
+    with pytest.raises(ModelError, match="random_state is None; give a whole number"):
+        hyperparameters(10, {"random_state": None})
 
 
 # What is held out
@@ -338,7 +344,7 @@ def test_a_constant_model_is_not_promoted(tmp_path):
     result = train(flat, device=A100, models_dir=tmp_path, tracking=False, estimator_params=constant)
     assert not result.promoted
     # Where all are alike no order beats another. What the estimate adds may keep the predictions from being quite constant.
-    assert "one latency for all candidates" in result.reason or "does not beat" in result.reason
+    assert "one latency for all candidates" in result.reason or "'default' is perfect" in result.reason
 
 
 @pytest.mark.slow
@@ -359,6 +365,43 @@ def test_what_cannot_be_trained_on_is_refused(tmp_path):
     with pytest.raises(ModelError, match="gemm, toy"):
         trained(tmp_path, [measured(64), toy])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_registered_is_not_fitted(tmp_path, monkeypatch):
+    monkeypatch.setattr(RankingModel, "fit", lambda *_, **__: pytest.fail("it fits"))
+    models = tmp_path / "models"
+    models.write_text("")
+    with pytest.raises(ModelError, match=f"^Cannot write to the models folder {models}: "):
+        trained(models, dataset(10))
+    for options, message in (
+        ({"seed": -1}, "random_state is -1; it must be a whole number from 0"),
+        ({"draws": 1001}, "1001 draws in 3 folds with seed 0 are not possible"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            trained(tmp_path / "other", dataset(10), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("record", [b"{}", b"[]", b"null", b"", b'{"record_version": 1}', b"cut {"])
+def test_a_champion_whose_record_is_no_record_yields_to_more_problems_only(first, tmp_path, record):
+    _, data, result = first
+    folder = shutil.copytree(result.model_dir, tmp_path / result.model_dir.name)
+    rewrite(folder, lambda facts: facts["held_out"].update(sha256=hashlib.sha256(record).hexdigest()))
+    (folder / "held_out.json").write_bytes(record)
+    (part,) = held_out.splits(data, 0.2)[1]
+    results = held_out.judge_split(Oracle(data), part, "by hand")
+    standing = standing_of(folder, results)
+    assert (standing.trained_on, standing.problems, standing.unusable) == (60, 0, "")
+    rewrite(folder, lambda facts: facts.update(problems="60"))
+    assert standing_of(folder, results).unusable == "is broken"
+
+
+def rewrite(folder: Path, change) -> None:
+    """Change the facts in a manifest, and write its digest anew."""
+    manifest = read_manifest(folder)
+    change(manifest["facts"])
+    manifest["digest"] = artifact._digest(manifest)
+    (folder / "manifest.json").write_bytes(artifact._text(manifest))
 
 
 # Tracking
