@@ -4,12 +4,10 @@ What is known is a Gaussian process over the coordinates of the candidates (:mod
 :mod:`kernelcast.costmodel.search_space`), refitted after each batch. A batch is chosen one by one; after each choice the
 process counts on its expected result, so that a batch does not ask the same thing several times:
 
-* every second by the lower confidence bound, which looks where little is known;
-* the others by expected improvement among the candidates that differ from the fastest in one parameter or two: the best of a
-  rough space often lies a step beside a good one, where a process sees little.
-
-Where something is known before, every fourth is by the bound, every fourth by expected improvement everywhere, and the other half
-near the fastest, in turn within two parameters and within one.
+* every fourth by the lower confidence bound, which looks where little is known;
+* every fourth by expected improvement everywhere;
+* the other half by expected improvement among the candidates that differ from the fastest in one parameter, or in one or
+  two: the best of a rough space often lies a step beside a good one, where a process sees little.
 
 Failures are learnt as well, by a process of their own: the probability that a candidate works multiplies what it promises.
 
@@ -50,12 +48,11 @@ _HEAD = 500
 #: Steps of a fit from scratch, and of one that goes on from the last; from scratch again after so many times as many.
 _STEPS, _STEPS_ON, _AGAIN = 30, 4, 1.3
 #: What the places of a batch are for, in turn; see the module.
-_TURNS = ("bound", "near")
-_TURNS_KNOWN = ("bound", "anywhere", "near", "beside")
+_TURNS = ("bound", "anywhere", "near", "beside")
 #: Parameters in which a candidate may differ from the fastest to be near it.
 _WITHIN = {"near": 2, "beside": 1}
-#: Standard errors below the mean of the lower confidence bound; fewer where something is known before.
-_BOUND, _BOUND_KNOWN = 2.5, 2.0
+#: Standard errors below the mean of the lower confidence bound.
+_BOUND = 2.0
 #: No candidate is given up altogether.
 _MOST_FAILURE = 1.0 - 1e-6
 #: Standard deviation, about 1, of the slope on what is known before.
@@ -214,17 +211,16 @@ class Search:
         differs = (self._levels[rows] != self._levels[best]).sum(axis=1)
         open_ = np.ones(len(rows), dtype=bool)
         found: list[int] = []
-        turns, bound = (_TURNS, _BOUND) if self._known is None else (_TURNS_KNOWN, _BOUND_KNOWN)
         first = len(told) + len(pending)
         for place in range(first, first + count):
             error = np.sqrt(posterior.variance)
             gain = expected_improvement(target, mean, error) * works
             if place == first:
                 self._gain = float(gain.max()) * scale
-            turn = turns[place % len(turns)]
+            turn = _TURNS[place % len(_TURNS)]
             allowed = open_ & (differs <= _WITHIN.get(turn, self._levels.shape[1]))
             allowed = allowed if allowed.any() else open_
-            score = bound * error - mean + np.log(works) if turn == "bound" else gain
+            score = _BOUND * error - mean + np.log(works) if turn == "bound" else gain
             chosen = int(np.flatnonzero(allowed)[np.argmax(score[allowed])])
             found.append(int(rows[chosen]))
             open_[chosen] = False
