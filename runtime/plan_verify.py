@@ -10,7 +10,7 @@ import numpy as np
 
 from kernelcast.runtime.plan_axes import Grid
 from kernelcast.runtime.plan_partition import Box
-from kernelcast.runtime.verify import Verdict, cautious_gain
+from kernelcast.runtime.verify import Verdict, sure_gain
 
 Sizes = tuple[int, ...]
 
@@ -114,11 +114,7 @@ def point_of(
             failed[choice] = True
             continue
         latency_us[choice] = trial.measurements[place].latency_us
-        gain_log[choice] = cautious_gain(
-            float(logs[place] - logs[0]),
-            trial.measurements[place].samples_us,
-            trial.measurements[0].samples_us,
-        )
+        gain_log[choice] = sure_gain(trial, place)
         doubt_log[choice] = _ERRORS * math.hypot(errors[place], errors[0]) if place else 0.0
     return Point(sizes, classes, gain_log, doubt_log, failed, latency_us, verdict.confidence)
 

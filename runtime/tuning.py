@@ -21,7 +21,7 @@ from kernelcast.featurizer import FeatureSchema, Featurizer
 from kernelcast.kernels import CandidateTable, Device, Problem, operation, operation_names
 from kernelcast.runtime.compile_ahead import compile_ahead
 from kernelcast.runtime.ranking import Ranking
-from kernelcast.runtime.verify import Verdict, judged
+from kernelcast.runtime.verify import Verdict, judged, warn_if_busy
 
 #: New candidates of a batch; the default and the fastest so far race with them.
 BATCH = 6
@@ -113,7 +113,7 @@ def tune(
         )
         if record is not None:
             record(trial.measurements)
-        return judged(problem, trial)
+        return judged(trial)
 
     def harmful(rows: Sequence[int], seconds: float) -> set[int]:
         found = compile_ahead(
@@ -129,7 +129,7 @@ def tune(
         seed=seed,
         batch=batch,
     )
-    return run(
+    tuned = run(
         search,
         race,
         default=ranking.default,
@@ -138,6 +138,9 @@ def tune(
         budget_seconds=budget_seconds,
         on_batch=on_batch,
     )
+    # What was busy in races before says nothing of the last, which decides.
+    warn_if_busy(problem, tuned.verdict)
+    return tuned
 
 
 def run(

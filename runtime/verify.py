@@ -130,15 +130,16 @@ def verify(
         plan: how much to measure.
         workload: written into the records.
     """
-    return judged(problem, measure(problem, chosen, device, plan=plan, workload=workload))
+    verdict = judged(measure(problem, chosen, device, plan=plan, workload=workload))
+    warn_if_busy(problem, verdict)
+    return verdict
 
 
-def judged(problem: Problem, trial: Trial) -> Verdict:
-    """What a trial says, the first of its candidates being what runs without us; as :func:`verify`."""
+def judged(trial: Trial) -> Verdict:
+    """What a trial says, the first of its candidates being what runs without us; as :func:`verify`, without a warning."""
     verdict = Verdict(*decide(trial.paired_log, trial.error_log), trial)
     if not verdict.busy:
         return verdict
-    _warn_busy(problem, verdict)
     winner, confidence = decide(verdict.paired_log, verdict.error_log)
     # Of a first one that was never undisturbed nothing is known: that it stays is no finding.
     return Verdict(winner, confidence if _first_us(trial) else min(confidence, 0.5), trial)
@@ -157,12 +158,17 @@ def _cautious_log(trial: Trial) -> np.ndarray:
     """Paired log latencies with the gains over the first candidate that :func:`cautious_gain` leaves: none where almost all samples
     of the first waited for a processor, as how long it takes is not known then."""
     paired = trial.paired_log.copy()
-    default_us = _first_us(trial)
     for place in np.flatnonzero(paired < paired[0]):
-        gain = float(paired[place] - paired[0])
-        gain = cautious_gain(gain, trial.measurements[place].samples_us, default_us) if default_us else 0.0
-        paired[place] = paired[0] + gain
+        paired[place] = paired[0] + sure_gain(trial, int(place))
     return paired
+
+
+def sure_gain(trial: Trial, place: int) -> float:
+    """A candidate's measured log ratio to the first one, or as much of a gain as what is sure to be the first's own shows too."""
+    gain, first_us = float(trial.paired_log[place] - trial.paired_log[0]), _first_us(trial)
+    if not first_us:
+        return max(gain, 0.0)
+    return cautious_gain(gain, trial.measurements[place].samples_us, first_us)
 
 
 def _first_us(trial: Trial) -> list[float]:
@@ -199,13 +205,15 @@ def _cautious_error(trial: Trial, paired_log: np.ndarray) -> np.ndarray:
 _warned: set[bool] = set()
 
 
-def _warn_busy(problem: Problem, verdict: Verdict) -> None:
-    if _warned:
+def warn_if_busy(problem: Problem, verdict: Verdict) -> None:
+    """Give a :class:`BusyWarning` where a verdict is of a busy machine, once in a process."""
+    if _warned or not verdict.busy:
         return
     _warned.add(True)
     warn(
-        f"While {problem} was verified {verdict.note}. What other programs run meanwhile may decide between candidates: "
-        f"verify on a quiet machine (`kernelcast doctor` checks it), or again with `kernelcast cache verify`. This is said once.",
+        f"While {problem} was verified {verdict.note}. What other programs, or other threads of this one, run meanwhile "
+        "may decide between candidates: verify on a quiet machine (`kernelcast doctor` checks it), or again with "
+        "`kernelcast cache verify`. This is said once.",
         BusyWarning,
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from kernelcast.errors import ModelError
 
 #: Below this many problems the trees are fewer and shallower.
@@ -46,7 +48,9 @@ def hyperparameters(
             f"The cost model has no parameter {', '.join(unknown)}. It has: {', '.join(defaults)}."
         )
     by_size = _SMALL if problems < SMALL_DATASET else {}
-    found = {**defaults, **by_size, "random_state": seed, **(changes or {})}
+    given = {**defaults, **by_size, "random_state": seed, **(changes or {})}
+    # Python's own numbers: numpy's are no JSON, which a model's manifest is.
+    found = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
     check_parameters(found)
     if not isinstance(found["random_state"], int):
         raise ModelError(

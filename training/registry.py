@@ -134,7 +134,7 @@ def _cannot_write(folder: Path, error: OSError) -> ModelError:
 
 
 def verified(path: Path) -> dict[str, Any]:
-    """The manifest of a model that is sound: every digest is right, and its facts are such as a training writes.
+    """The manifest of a model that is sound: every digest is right, its facts are such as a training writes, and it loads.
 
     Raises:
         ArtifactError: it is not.
@@ -142,6 +142,7 @@ def verified(path: Path) -> dict[str, Any]:
     verify_files(path)
     manifest = read_manifest(path)
     check_facts(path, manifest)
+    RankingModel.load(path)
     return manifest
 
 
@@ -340,7 +341,6 @@ def import_(models_dir: Path, file: Path) -> RegisteredModel:
         try:
             _unpack(file, unpacked)
             manifest = verified(unpacked)
-            RankingModel.load(unpacked)
             if (unpacked / held_out.FILE).exists():
                 held_out.read_record(unpacked, manifest)
             facts, operation = manifest["facts"], manifest["operation"]

@@ -167,7 +167,7 @@ def train(
         "dataset_hash": data_hash,
         **_composition(data),
         **({"others": _composition_of_others(others)} if others else {}),
-        "seed": seed,
+        "seed": int(seed),
         "hyperparameters": params,
         **({"drawn": chosen.to_json()} if chosen else {}),
         "compile_facts": gathered.to_json(),

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from kernelcast.cli import main
-from kernelcast.costmodel import Forest
+from kernelcast.costmodel import Forest, ProblemData, RankingModel
 from kernelcast.costmodel.artifact import write_artifact
+from kernelcast.costmodel.model import schema_of
 from kernelcast.datasets import Environment, Measurement, Protocol, Store
-from kernelcast.kernels import Candidate, Problem
+from kernelcast.featurizer import Featurizer
+from kernelcast.kernels import Candidate, CandidateTable, Problem
 from kernelcast.kernels.devices import device
 from kernelcast.training import registry
 from kernelcast.training.drawing import MOST_DRAWS
@@ -264,11 +266,16 @@ def register_by_hand(models: Path, **facts) -> Path:
         "gate": {"promoted": False, "reason": "By hand."},
         **facts,
     }
-    forest = Forest(np.zeros((0, 0), np.int32), np.zeros((0, 0)), np.zeros((0, 1)), base=0.0, width=1)
+    table = CandidateTable.of([Candidate("vendor"), Candidate.of("toy", {"tile": 16})])
+    item = ProblemData(Problem("toy", (("m", 8),), "float32"), A100, table, np.zeros(2), np.full(2, np.nan))
+    schema = schema_of([item])
+    width = len(Featurizer(schema).names)
+    forest = Forest(np.zeros((0, 0), np.int32), np.zeros((0, 0)), np.zeros((0, 1)), base=0.0, width=width)
     heads = dict.fromkeys(("difference", "slowdown", "level", "error"), forest)
+    manifest = {**RankingModel(schema, heads, 0.0, -2.0)._stated(), "facts": facts}
     return registry.register(
         models,
-        lambda folder: write_artifact(folder, {"operation": "toy", "facts": facts}, {"level": b"{}"}, heads),
+        lambda folder: write_artifact(folder, manifest, {"level": b"{}"}, heads),
         device=A100,
         operation="toy",
         dataset_hash="3f2a9c1b",

@@ -12,7 +12,7 @@ import pytest
 
 from kernelcast.datasets.rounds import Disturbance
 from kernelcast.kernels.detect import detect
-from kernelcast.runtime import Selector
+from kernelcast.runtime import Selector, tuning
 from kernelcast.runtime.verify import VERIFY_PLAN, BusyWarning, cautious_gain, clearly_faster, decide, verify
 
 HERE = detect("cpu")
@@ -171,6 +171,16 @@ def test_a_search_protects_the_default_too(lab, monkeypatch, tmp_path):
     assert (selection.candidate.variant, selection.confidence) == ("vendor", 0.5)
     # Not the hundredfold that it took while it waited.
     assert selection.default_us == selection.measured_us
+
+
+def test_a_search_whose_last_race_is_quiet_neither_warns_nor_is_marked(lab, monkeypatch, tmp_path):
+    starve(lab, monkeypatch, [True] * 16 + [False] * 1000)
+    selector = Selector(HERE, models=tmp_path, cache=False, store=False, mode="tune", budget_seconds=60.0)
+    monkeypatch.setitem(tuning.tune.__kwdefaults__, "batch", 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BusyWarning)
+        selection = selector.select(lab.a_problem())
+    assert (selection.candidate.variant, selection.busy) == ("last", False)
 
 
 def sleep(lab, monkeypatch, sleeps, us):

@@ -11,6 +11,7 @@ from cases import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernelcast.datasets.rounds import Disturbance
 from kernelcast.errors import InvalidProblemError
 from kernelcast.kernels import Candidate, CandidateTable
 from kernelcast.runtime.plan_axes import MODULI, Axis, Grid, sizes_of, split_values
@@ -267,13 +268,14 @@ def test_boxes_that_share_a_side_touch():
 # --- measurements ---
 
 
-def measured(gain_log, error_log, samples=None, *, sizes=(8,)):
+def measured(gain_log, error_log, samples=None, *, sizes=(8,), disturbances=()):
     """The point of a verification of the default and others, by their gains."""
     levels = [100.0 * np.exp(each) for each in gain_log]
     samples = samples or [[level] * 10 for level in levels]
     trial = SimpleNamespace(
         paired_log=np.array(gain_log),
         error_log=np.array(error_log),
+        disturbances=disturbances,
         measurements=[
             SimpleNamespace(latency_us=level, samples_us=tuple(own))
             for level, own in zip(levels, samples, strict=True)
@@ -307,6 +309,19 @@ def test_interruptions_of_most_samples_of_one_candidate_make_no_gain():
     assert measured([0.0, -2.2], [0.0, 0.01], [[900.0] * 10, quiet]).sure_log[1] == pytest.approx(
         -2.2, abs=0.01
     )
+
+
+def test_a_default_that_waited_or_slept_makes_no_gain():
+    waited = [Disturbance(starved=True)] * 10
+    point = measured([0.0, -6.0, 0.7], [0.0, 0.01, 0.01], disturbances=waited)
+    assert (point.sure_log[1], point.winner) == (0.0, 0)
+    # What is slower than a default that waited is slower than one that does not.
+    assert point.gain_log[2] == 0.7
+    # Of 100 us two sleeps may have taken all, half a sleep a quarter: 60 us are less than 75.
+    for sleeps, sure in ((2.0, 0.0), (0.5, np.log(60.0 / 75.0))):
+        slept = [Disturbance(sleeps=sleeps)] * 10
+        point = measured([0.0, np.log(0.6)], [0.0, 0.01], disturbances=slept)
+        assert point.sure_log[1] == pytest.approx(sure)
 
 
 def test_what_is_measured_is_the_default_its_own_the_neighbours_and_the_next():

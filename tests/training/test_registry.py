@@ -196,6 +196,21 @@ def test_promote_and_rollback_write_what_stands_and_what_stood(tmp_path):
     assert champion(tmp_path) == first.name
 
 
+@pytest.mark.parametrize("field", ["feature_names", "schema", "level_mean", "operation"])
+def test_what_selections_cannot_load_does_not_stand(tmp_path, field):
+    path = add(tmp_path)
+    manifest = {**read_manifest(path), field: "x"}
+    heads = dict.fromkeys(("difference", "slowdown", "level", "error"), Forest.from_arrays(dict(np.load(path / "level.npz"))))
+    shutil.move(path, tmp_path / "before")
+    del manifest["files"], manifest["artifact_version"]
+    write_artifact(path, manifest, dict.fromkeys(heads, b"{}"), heads)
+    (model,) = registry.list_models(tmp_path)
+    assert str(path) in model.broken
+    with pytest.raises(ArtifactError):
+        registry.promote(tmp_path, model)
+    assert champion(tmp_path) is None
+
+
 def test_rollback_passes_over_a_version_that_is_gone(tmp_path):
     first, second, third = (add(tmp_path) for _ in range(3))
     for path in (first, second, third):

@@ -80,6 +80,15 @@ def test_fewer_than_100_problems_get_smaller_trees_and_the_caller_has_the_last_w
     assert (small["colsample_bytree"], large["colsample_bytree"]) == (1.0, 0.4)
     assert (large["n_estimators"], large["max_depth"], large["min_child_weight"]) == (120, 7, 2.0)
     assert hyperparameters(10, {"max_depth": 3}, seed=7) == {**small, "max_depth": 3, "random_state": 7}
+    numpys = hyperparameters(
+        10, {"n_estimators": np.int64(40), "learning_rate": np.float32(0.25)}, seed=np.int64(3)
+    )
+    assert json.loads(json.dumps(numpys)) == {
+        **small,
+        "n_estimators": 40,
+        "learning_rate": 0.25,
+        "random_state": 3,
+    }
     with pytest.raises(ModelError, match=r"no parameter depth.*max_depth"):
         hyperparameters(10, {"depth": 3})
     with pytest.raises(ModelError, match="max_depth is 0; it must be a whole number from 1 to 16"):
