@@ -200,7 +200,9 @@ def test_promote_and_rollback_write_what_stands_and_what_stood(tmp_path):
 def test_what_selections_cannot_load_does_not_stand(tmp_path, field):
     path = add(tmp_path)
     manifest = {**read_manifest(path), field: "x"}
-    heads = dict.fromkeys(("difference", "slowdown", "level", "error"), Forest.from_arrays(dict(np.load(path / "level.npz"))))
+    heads = dict.fromkeys(
+        ("difference", "slowdown", "level", "error"), Forest.from_arrays(dict(np.load(path / "level.npz")))
+    )
     shutil.move(path, tmp_path / "before")
     del manifest["files"], manifest["artifact_version"]
     write_artifact(path, manifest, dict.fromkeys(heads, b"{}"), heads)
