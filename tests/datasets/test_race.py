@@ -114,6 +114,24 @@ def test_the_clock_tells_waiting_for_a_processor_from_sleeping(
 # --- The race ---
 
 
+def test_a_first_one_that_fails_in_the_race_leaves_no_disturbances():
+    clock = ScriptedClock([100.0, 100.0])
+    clock.disturbance = Disturbance(starved=True)
+    calls = clock.calls()
+
+    def fails_late(seen=[]):  # noqa: B006 - counts its calls
+        seen.append(1)
+        if len(seen) > 3:
+            raise RuntimeError("no launch")
+        return 0
+
+    result = race([fails_late, calls[1]], clock, TimingPlan(), on_error=lambda index, error: None)
+    assert visits(result) == [0, 4]
+    assert result.disturbances == ()
+    sound = race(calls, clock, TimingPlan())
+    assert sound.disturbances == (Disturbance(starved=True),) * 20
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_equal_candidates_tie_and_the_first_of_them_wins(seed):
     result = run(ScriptedClock([100.0] * 5, noise=0.02, drift=lambda r: 1.0 + 0.5 * (r % 2), seed=seed))

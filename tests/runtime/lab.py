@@ -5,6 +5,7 @@ Loaded by ``conftest.py``, and imported by name in processes that tests start.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import torch
@@ -54,6 +55,26 @@ class State:
 
 
 STATE = State()
+
+
+class Busy(dict):
+    """Latencies, of which every call may be interrupted: with a probability, for so many times its own time."""
+
+    def __init__(self, latency_us, *, probability, times, only=(), seed=0):
+        super().__init__(latency_us)
+        self.random = random.Random(seed)
+        self.probability, self.times, self.only = probability, times, only
+
+    def __getitem__(self, name):
+        hit = (not self.only or name in self.only) and self.random.random() < self.probability
+        return super().__getitem__(name) * (self.random.uniform(2.0, self.times) if hit else 1.0)
+
+
+class Noisy(Busy):
+    """The same, and 1% of noise."""
+
+    def __getitem__(self, name):
+        return super().__getitem__(name) * self.random.gauss(1.0, 0.01)
 
 
 class Clock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import random
 import warnings
 from dataclasses import replace
 
@@ -16,26 +15,6 @@ from kernelcast.runtime import Selector, tuning
 from kernelcast.runtime.verify import VERIFY_PLAN, BusyWarning, cautious_gain, clearly_faster, decide, verify
 
 HERE = detect("cpu")
-
-
-class Busy(dict):
-    """Latencies, of which every call may be interrupted: with a probability, for so many times its own time."""
-
-    def __init__(self, latency_us, *, probability, times, only=(), seed=0):
-        super().__init__(latency_us)
-        self.random = random.Random(seed)
-        self.probability, self.times, self.only = probability, times, only
-
-    def __getitem__(self, name):
-        hit = (not self.only or name in self.only) and self.random.random() < self.probability
-        return super().__getitem__(name) * (self.random.uniform(2.0, self.times) if hit else 1.0)
-
-
-class Noisy(Busy):
-    """The same, and 1% of noise."""
-
-    def __getitem__(self, name):
-        return super().__getitem__(name) * self.random.gauss(1.0, 0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +33,7 @@ def select(lab, tmp_path):
 
 def race_of(lab, seed, *names, **busy):
     lab.STATE.reset()
-    lab.STATE.latency_us = Busy(lab.STATE.latency_us, seed=seed, **busy)
+    lab.STATE.latency_us = lab.Busy(lab.STATE.latency_us, seed=seed, **busy)
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         found = verify(lab.a_problem(), [lab.candidate(name) for name in names], HERE)
@@ -62,7 +41,7 @@ def race_of(lab, seed, *names, **busy):
 
 
 def test_a_quiet_machine_is_not_called_busy(lab, select):
-    lab.STATE.latency_us = Busy(lab.STATE.latency_us, probability=0.02, times=8.0, seed=3)
+    lab.STATE.latency_us = lab.Busy(lab.STATE.latency_us, probability=0.02, times=8.0, seed=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error", BusyWarning)
         selection = select()
@@ -72,7 +51,7 @@ def test_a_quiet_machine_is_not_called_busy(lab, select):
 
 def test_a_busy_machine_is_said_in_the_reason_and_warned_of_once(lab, select):
     # Longer than a sample aims at: one call each, so that an interruption is seen whole.
-    lab.STATE.latency_us = Busy(
+    lab.STATE.latency_us = lab.Busy(
         {name: 10 * us for name, us in lab.STATE.latency_us.items()}, probability=0.45, times=40.0, seed=1
     )
     with pytest.warns(
@@ -110,7 +89,7 @@ def test_an_equal_of_a_default_that_is_interrupted_as_often_as_not_is_no_winner(
     kept = 0
     for seed in range(100):
         lab.STATE.reset()
-        lab.STATE.latency_us = Noisy(us, probability=0.4, times=times, seed=seed)
+        lab.STATE.latency_us = lab.Noisy(us, probability=0.4, times=times, seed=seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BusyWarning)
             kept += verify(lab.a_problem(), [lab.candidate(name) for name in us], HERE).winner == 0
@@ -220,7 +199,7 @@ def test_what_threads_of_the_process_slept_is_no_gain(lab, monkeypatch, sleeps, 
 
 
 def test_the_warning_names_the_line_of_the_caller(lab):
-    lab.STATE.latency_us = Busy(
+    lab.STATE.latency_us = lab.Busy(
         {name: 10 * us for name, us in lab.STATE.latency_us.items()}, probability=0.45, times=40.0, seed=1
     )
     selector = Selector(HERE, cache=False, store=False, mode="verify")
@@ -274,7 +253,7 @@ def test_a_default_that_is_hopeless_leaves_after_three_quiet_samples(lab):
 def test_the_speedup_of_a_selection_is_not_that_of_interruptions(lab, select):
     # A machine on which the default's calls take tens of times as long as they should, more often than not.
     latency_us = {"vendor": 200.0, "quick": 160.0, "slow": 800.0, "twin": 400.0, "last": 400.0}
-    lab.STATE.latency_us = Busy(latency_us, probability=0.6, times=50.0, only=("vendor",), seed=1)
+    lab.STATE.latency_us = lab.Busy(latency_us, probability=0.6, times=50.0, only=("vendor",), seed=1)
     with pytest.warns(BusyWarning):
         selection = select()
     assert selection.candidate.variant == "quick"

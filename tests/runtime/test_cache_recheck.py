@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import warnings
 from dataclasses import replace
 
@@ -106,21 +105,6 @@ def test_the_default_and_what_cannot_be_measured_stay_as_they_are(lab):
 # --- What was decided on a busy machine ---
 
 
-class Interrupted(dict):
-    """Latencies of which nearly every other call is interrupted, as on a busy machine."""
-
-    def __init__(self, latency_us):
-        super().__init__(latency_us)
-        self.random = random.Random(1)
-
-    def __getitem__(self, name):
-        return (
-            10
-            * super().__getitem__(name)
-            * (self.random.uniform(2, 40) if self.random.random() < 0.45 else 1)
-        )
-
-
 @pytest.fixture
 def anew(lab, tmp_path):
     """Rechecks an entry of a busy machine, whose search is the key's."""
@@ -178,7 +162,9 @@ def test_a_winner_of_a_busy_machine_is_measured_among_the_first(lab, anew):
 
 
 def test_where_the_machine_is_busy_again_the_mark_stays(lab, anew):
-    lab.STATE.latency_us = Interrupted(lab.STATE.latency_us)
+    lab.STATE.latency_us = lab.Busy(
+        {name: 10 * us for name, us in lab.STATE.latency_us.items()}, probability=0.45, times=40.0, seed=1
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BusyWarning)
         found = anew("vendor")
@@ -187,7 +173,9 @@ def test_where_the_machine_is_busy_again_the_mark_stays(lab, anew):
 
 
 def test_what_lost_on_a_busy_machine_is_marked(lab):
-    lab.STATE.latency_us = Interrupted(lab.STATE.latency_us)
+    lab.STATE.latency_us = lab.Busy(
+        {name: 10 * us for name, us in lab.STATE.latency_us.items()}, probability=0.45, times=40.0, seed=1
+    )
     lab.STATE.raising.add("slow")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BusyWarning)

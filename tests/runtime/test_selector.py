@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -369,25 +368,12 @@ def test_this_device_under_another_name_is_this_device(make, lab):
 # --- A busy machine ---
 
 
-class Interrupted(dict):
-    """Latencies of which nearly every other call is interrupted, as on a busy machine."""
-
-    def __init__(self, latency_us):
-        super().__init__(latency_us)
-        self.random = random.Random(1)
-
-    def __getitem__(self, name):
-        return (
-            10
-            * super().__getitem__(name)
-            * (self.random.uniform(2, 40) if self.random.random() < 0.45 else 1)
-        )
-
-
 @pytest.fixture
 def busy(lab):
     """Latencies of a busy machine; what warns of it once a process is passed over."""
-    lab.STATE.latency_us = Interrupted(lab.STATE.latency_us)
+    lab.STATE.latency_us = lab.Busy(
+        {name: 10 * us for name, us in lab.STATE.latency_us.items()}, probability=0.45, times=40.0, seed=1
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BusyWarning)
         yield
